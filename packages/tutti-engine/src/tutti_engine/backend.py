@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The storage SPI: what a place for chunks has to offer.
+
+Above this line nobody says file, disk, descriptor or DMA. ``tutti_engine.testing.conformance`` holds the suite
+that every implementation has to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tutti_engine.plan import ChunkId
+
+__all__ = ["SPI_VERSION", "SegmentBatch", "SegmentHandle", "StagingWindow", "StorageBackend"]
+
+SPI_VERSION = 1
+"""Raised with every change that an existing backend would notice."""
+
+
+@runtime_checkable
+class StagingWindow(Protocol):
+    """The memory that segments pass through. It is bound once and outlives the backend's use of it."""
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, a multiple of 64 KiB."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, at least ``num_slots * slot_bytes`` and a multiple of 64 KiB."""
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots. Slot ``i`` starts at byte ``i * slot_bytes``."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot; equals the geometry's ``segment_bytes``, a multiple of 4 KiB."""
+
+    @property
+    def memory(self) -> memoryview:
+        """The window as writable bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatch:
+    """Segments to move, three equally long columns: segment ``i`` is ``(chunk_ids[i], layers[i], slots[i])``."""
+
+    chunk_ids: Sequence[ChunkId]
+    layers: Sequence[int]
+    slots: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not len(self.chunk_ids) == len(self.layers) == len(self.slots):
+            raise ValueError(
+                "the columns of a segment batch differ in length: "
+                f"{len(self.chunk_ids)} chunk ids, {len(self.layers)} layers, {len(self.slots)} slots"
+            )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@runtime_checkable
+class SegmentHandle(Protocol):
+    """A batch in flight. Until it is finished its slots belong to the backend."""
+
+    def poll(self) -> bool:
+        """Return whether the batch is finished, making progress where the backend needs the caller for it."""
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until the batch is finished or ``time.monotonic()`` reaches ``deadline``; return ``poll()``.
+
+        A batch whose deadline passed is still in flight: its slots stay taken until ``poll`` says True.
+        """
+
+    def status(self) -> Sequence[int]:
+        """Return one number a segment, only once finished: 0, or the ``errno`` of its failure.
+
+        ``EAGAIN`` means refused for lack of room, nothing was done, try again. A short transfer is ``EIO``.
+        """
+
+
+@runtime_checkable
+class StorageBackend(Protocol):
+    """A place for chunks. All calls may come from several threads."""
+
+    def chunk_ids(self, count: int) -> Sequence[ChunkId]:
+        """Return ``count`` distinct chunk ids. Raises ValueError if that is below one or more than there is room for."""
+
+    def bind_staging(self, window: StagingWindow) -> None:
+        """Take the window that later slot numbers refer to. Raises RuntimeError when called a second time."""
+
+    def write_segments(self, batch: SegmentBatch) -> SegmentHandle:
+        """Start to copy slots to storage. Status 0 means durable: the bytes survive a crash of the machine.
+
+        Raises RuntimeError before ``bind_staging``, ValueError for a foreign chunk id, layer or slot; then nothing
+        of the batch was started.
+        """
+
+    def read_segments(self, batch: SegmentBatch) -> SegmentHandle:
+        """Start to copy storage to slots. Raises as ``write_segments`` does."""
+
+    def wait_idle(self, deadline: float) -> bool:
+        """Wait until nothing is in flight; return False if the deadline passed first."""
+
+    def shutdown(self) -> None:
+        """Finish or abandon what is in flight within a bounded time. Later calls do nothing."""

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses from the planning side to the execution side and back.
+
+A plan names every chunk with its own key, place and blocks. Nothing in it relies on chunks or blocks being
+consecutive, so a plan with holes, duplicates or shared blocks means exactly what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NewType, TypeAlias
+
+__all__ = ["SKIP_BLOCK", "ChunkId", "ChunkKey", "ChunkTransfer", "LoadPlan", "StorePlan"]
+
+ChunkKey = NewType("ChunkKey", bytes)
+"""Digest of the whole prefix up to the chunk's end; unique inside one namespace."""
+
+ChunkId: TypeAlias = Hashable
+"""Opaque name of a place, made and read by the backend alone."""
+
+SKIP_BLOCK = -1
+"""Stands for a block that the server already owns: its page is verified with the segment, never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTransfer:
+    """One chunk to move.
+
+    Attributes:
+        key: the chunk's identity.
+        chunk_id: its place, or None when the chunk was lost after it had been promised; loading it fails.
+        block_ids: for each KV cache group the block ids of the chunk, in token order; ``SKIP_BLOCK`` entries
+            are allowed in loads only.
+        checksums: loads only; for each rank one 64-bit little-endian word a layer, as ``gather`` made them.
+    """
+
+    key: ChunkKey
+    chunk_id: ChunkId | None
+    block_ids: tuple[tuple[int, ...], ...]
+    checksums: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Chunks to bring from storage into the paged cache."""
+
+    plan_id: int
+    transfers: tuple[ChunkTransfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """Chunks to bring from the paged cache to storage."""
+
+    plan_id: int
+    transfers: tuple[ChunkTransfer, ...]
