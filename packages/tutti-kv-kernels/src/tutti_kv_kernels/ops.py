@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gather, scatter and checksum: typed calls of the operators in ``torch.ops.tutti_kv_kernels``.
+
+Every call checks all its arguments before it writes anything, and raises ValueError with the argument's name,
+value and rule. The GIL is released while bytes move. Calls on different slots and pages may run concurrently.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from tutti_kv_kernels._library import load
+from tutti_kv_kernels.layout import PagedLayout
+
+__all__ = ["CHECKSUM_NAME", "checksum", "gather", "gather_into", "scatter", "storage_bytes"]
+
+CHECKSUM_NAME: Final = "tutti64-1"
+"""Names the checksum's formula; store it beside checksums that outlive the process."""
+
+load()
+_gather = torch.ops.tutti_kv_kernels.gather.default
+_scatter = torch.ops.tutti_kv_kernels.scatter.default
+_checksum = torch.ops.tutti_kv_kernels.checksum.default
+
+
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole untyped storage under ``tensor`` as a 1-D uint8 tensor that shares its memory."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def gather(
+    pages: torch.Tensor,
+    layout: PagedLayout,
+    block_ids: torch.Tensor,
+    window: torch.Tensor,
+    slots: torch.Tensor,
+    slot_bytes: int,
+    *,
+    num_threads: int = 1,
+) -> torch.Tensor:
+    """Pack pages into slots; returns the segments' checksums, int64 of shape ``[n]`` (two's complement).
+
+    See `gather_into`.
+    """
+    checksums = torch.empty(slots.shape, dtype=torch.int64, device=slots.device)
+    gather_into(pages, layout, block_ids, window, slots, slot_bytes, checksums, num_threads=num_threads)
+    return checksums
+
+
+def gather_into(
+    pages: torch.Tensor,
+    layout: PagedLayout,
+    block_ids: torch.Tensor,
+    window: torch.Tensor,
+    slots: torch.Tensor,
+    slot_bytes: int,
+    checksums: torch.Tensor,
+    *,
+    num_threads: int = 1,
+) -> None:
+    """Pack the pages ``block_ids[i, :]``, one after the other, into slot ``slots[i]``; zero the slot's rest.
+
+    Args:
+        pages: uint8 ``[storage bytes]``, from `storage_bytes`.
+        layout: where the pages are in it.
+        block_ids: int64 ``[n, blocks]``, contiguous, each ``0 <= id < layout.num_blocks``.
+        window: uint8 ``[window bytes]``; slot ``s`` is bytes ``s * slot_bytes`` to ``(s + 1) * slot_bytes``.
+        slots: int64 ``[n]``, no slot twice.
+        slot_bytes: at least ``blocks * layout.page_bytes``.
+        checksums: int64 ``[n]``, receives the checksum of each segment's ``blocks * page_bytes`` bytes.
+        num_threads: threads to use, at most one a segment.
+
+    Raises:
+        ValueError: for any argument that breaks a rule above, and for a window that overlaps ``pages``.
+            Nothing has been written then.
+    """
+    _gather(
+        pages,
+        layout.storage_offset,
+        layout.block_stride,
+        layout.page_bytes,
+        layout.num_blocks,
+        block_ids,
+        window,
+        slots,
+        slot_bytes,
+        checksums,
+        num_threads,
+    )
+
+
+def scatter(
+    window: torch.Tensor,
+    slots: torch.Tensor,
+    slot_bytes: int,
+    pages: torch.Tensor,
+    layout: PagedLayout,
+    block_ids: torch.Tensor,
+    checksums: torch.Tensor,
+    *,
+    num_threads: int = 1,
+) -> torch.Tensor:
+    """Verify each slot, then unpack it into pages; returns bool ``[n]``: True where the checksum matched.
+
+    A segment whose checksum does not match writes nothing. The other segments are not affected by it.
+
+    Args:
+        window, slots, slot_bytes, pages, layout: as in `gather_into`, except that slots may repeat.
+        block_ids: int64 ``[n, blocks]``; -1 leaves a block out (its bytes are verified all the same); no
+            other id may appear twice.
+        checksums: int64 ``[n]``, what `gather` returned for these segments.
+        num_threads: threads to use, at most one a segment.
+
+    Raises:
+        ValueError: as `gather_into`. Nothing has been written then.
+    """
+    matched = torch.empty(slots.shape, dtype=torch.bool, device=slots.device)
+    _scatter(
+        window,
+        slots,
+        slot_bytes,
+        pages,
+        layout.storage_offset,
+        layout.block_stride,
+        layout.page_bytes,
+        layout.num_blocks,
+        block_ids,
+        checksums,
+        matched,
+        num_threads,
+    )
+    return matched
+
+
+def checksum(data: torch.Tensor) -> int:
+    """Checksum of a contiguous 1-D uint8 tensor, ``0 <= value < 2**64``.
+
+    Raises:
+        ValueError: for any other tensor.
+    """
+    result = torch.empty(1, dtype=torch.int64, device=data.device)
+    _checksum(data, result)
+    return int(result.item()) % 2**64
