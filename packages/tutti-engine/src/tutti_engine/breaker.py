@@ -36,15 +36,16 @@ class Breaker:
         """Whether attempts are held back, apart from the occasional probe."""
         return self._failures >= self._threshold
 
+    def would_allow(self) -> bool:
+        """Return what ``allow`` would say, without using up the probe."""
+        return not self.is_open or self._clock() >= self._retry_at
+
     def allow(self) -> bool:
         """Return whether to try now. While open this is True once a cooldown: that attempt is the probe."""
-        if not self.is_open:
-            return True
-        now = self._clock()
-        if now < self._retry_at:
-            return False
-        self._retry_at = now + self._cooldown
-        return True
+        allowed = self.would_allow()
+        if allowed and self.is_open:
+            self._retry_at = self._clock() + self._cooldown
+        return allowed
 
     def succeeded(self) -> None:
         """Close the breaker."""

@@ -11,7 +11,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
-__all__ = ["SKIP_BLOCK", "ChunkId", "ChunkKey", "ChunkTransfer", "LoadPlan", "StorePlan"]
+__all__ = [
+    "SKIP_BLOCK",
+    "ChunkId",
+    "ChunkKey",
+    "ChunkTransfer",
+    "LoadPlan",
+    "LoadResult",
+    "StorePlan",
+    "StoreResult",
+]
 
 ChunkKey = NewType("ChunkKey", bytes)
 """Digest of the whole prefix up to the chunk's end; unique inside one namespace."""
@@ -55,3 +64,41 @@ class StorePlan:
 
     plan_id: int
     transfers: tuple[ChunkTransfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """How one rank's part of a load plan ended.
+
+    Attributes:
+        plan_id: the plan.
+        failed: positions in the plan whose pages do not hold the chunk; all others were read and verified.
+        errno: reason of the first failure, 0 if there was none; ``EBADMSG`` stands for a checksum that differs.
+        bytes_read: bytes taken from storage, padding included.
+        seconds: time from the first read to the last copy.
+    """
+
+    plan_id: int
+    failed: tuple[int, ...] = ()
+    errno: int = 0
+    bytes_read: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
+    """How one rank's part of a store plan ended.
+
+    Attributes:
+        plan_id: the plan.
+        checksums: for each position one 64-bit little-endian word a layer, or None if the chunk is not durable.
+        unsettled: positions whose place may still be written to later; it must not be used again.
+        errno: reason of the first failure, 0 if there was none.
+        bytes_written: bytes made durable, padding included.
+    """
+
+    plan_id: int
+    checksums: tuple[bytes | None, ...] = ()
+    unsettled: tuple[int, ...] = ()
+    errno: int = 0
+    bytes_written: int = 0

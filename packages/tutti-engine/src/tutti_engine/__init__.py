@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tutti's engine: keeps the KV cache of an inference server in a storage backend.
+
+Importing it needs the standard library only.
+"""
+
+from tutti_engine.backend import SPI_VERSION, SegmentBatch, SegmentHandle, StagingWindow, StorageBackend
+from tutti_engine.engine import TuttiEngine
+from tutti_engine.errors import CatalogueError, GeometryError, RootError, StoreBusyError, TuttiError
+from tutti_engine.geometry import Geometry, choose_blocks_per_chunk
+from tutti_engine.mover import Mover
+from tutti_engine.plan import (
+    SKIP_BLOCK,
+    ChunkId,
+    ChunkKey,
+    ChunkTransfer,
+    LoadPlan,
+    LoadResult,
+    StorePlan,
+    StoreResult,
+)
+from tutti_engine.ring_window import RingWindow
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SKIP_BLOCK",
+    "SPI_VERSION",
+    "CatalogueError",
+    "ChunkId",
+    "ChunkKey",
+    "ChunkTransfer",
+    "Geometry",
+    "GeometryError",
+    "LoadPlan",
+    "LoadResult",
+    "Mover",
+    "RingWindow",
+    "RootError",
+    "SegmentBatch",
+    "SegmentHandle",
+    "StagingWindow",
+    "StorageBackend",
+    "StoreBusyError",
+    "StorePlan",
+    "StoreResult",
+    "TuttiEngine",
+    "TuttiError",
+    "__version__",
+    "choose_blocks_per_chunk",
+]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine as an inference server sees it: a planning side, an execution side, or both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from tutti_engine.backend import StorageBackend
+from tutti_engine.catalogue import Record
+from tutti_engine.executor import DEFAULT_BANK_BYTES, Executor
+from tutti_engine.geometry import Geometry
+from tutti_engine.mover import Mover
+from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.planner import Planner, PlannerJournal
+from tutti_engine.transfer import Transfer
+
+__all__ = ["TuttiEngine"]
+
+
+class TuttiEngine:
+    """One namespace's cache.
+
+    A server whose scheduler and workers are separate processes makes one engine for planning in the scheduler
+    (``chunk_ids``, ``journal``) and one for execution in each worker (``backend``, then ``bind``), and carries plans
+    and results between them. A server in one process gives all of it to a single engine and calls ``settle``.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        chunk_ids: Sequence[ChunkId] | None = None,
+        records: Iterable[Record] = (),
+        journal: PlannerJournal | None = None,
+        ranks: int = 1,
+        backend: StorageBackend | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Make an engine.
+
+        Args:
+            geometry: shape of a chunk on each rank.
+            chunk_ids: planning side only: the places, as the backend names them.
+            records: planning side only: what was resident when the store was opened.
+            journal: planning side only: where to write down what is resident; None keeps it in memory.
+            ranks: planning side only: how many ranks report on each plan.
+            backend: execution side only: where segments live.
+            rank: execution side only: this rank's number.
+        """
+        self.geometry = geometry
+        self._planner = (
+            None
+            if chunk_ids is None
+            else Planner(geometry, chunk_ids, ranks=ranks, records=records, journal=journal)
+        )
+        self._backend = backend
+        self._rank = rank
+        self._executor: Executor | None = None
+
+    @property
+    def planner(self) -> Planner:
+        """The planning side. Raises RuntimeError on an engine without one."""
+        if self._planner is None:
+            raise RuntimeError("this engine only executes: give it chunk_ids to plan as well")
+        return self._planner
+
+    @property
+    def executor(self) -> Executor:
+        """The execution side. Raises RuntimeError before ``bind``."""
+        if self._executor is None:
+            raise RuntimeError("this engine is not bound to a KV cache: call bind first")
+        return self._executor
+
+    # Planning side.
+
+    def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
+        """Return how many leading tokens could be loaded, a whole number of chunks. Changes nothing."""
+        return self.planner.lookup_prefix(keys) * self.geometry.chunk_tokens
+
+    def plan_load(self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]) -> LoadPlan:
+        """Pin the chunks and plan their load; see ``Planner.plan_load``."""
+        return self.planner.plan_load(wanted)
+
+    def plan_store(
+        self, candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]
+    ) -> StorePlan | None:
+        """Plan to store the chunks that are not known yet; see ``Planner.plan_store``."""
+        return self.planner.plan_store(candidates)
+
+    def complete_load(self, result: LoadResult) -> bool:
+        """Take one rank's report of a load."""
+        return self.planner.complete_load(result)
+
+    def complete_store(self, rank: int, result: StoreResult) -> bool:
+        """Take one rank's report of a store."""
+        return self.planner.complete_store(rank, result)
+
+    def reset(self) -> None:
+        """Forget every chunk."""
+        self.planner.reset()
+
+    # Execution side.
+
+    def bind(
+        self, mover: Mover, *, bank_bytes: int = DEFAULT_BANK_BYTES, io_timeout: float = 30.0
+    ) -> None:
+        """Connect the backend with the server's pages and start the transfer threads."""
+        if self._backend is None:
+            raise RuntimeError("this engine only plans: give it a backend to bind it")
+        if self._executor is not None:
+            raise RuntimeError("this engine is bound already")
+        self._executor = Executor(
+            self.geometry,
+            self._backend,
+            mover,
+            rank=self._rank,
+            bank_bytes=bank_bytes,
+            io_timeout=io_timeout,
+        )
+
+    def load(self, plan: LoadPlan) -> Transfer:
+        """Start to load every layer of a plan."""
+        return self.executor.load(plan)
+
+    def load_layer(self, plan: LoadPlan, layer: int) -> Transfer:
+        """Start to load one layer; the plan ends once every layer was asked for."""
+        return self.executor.load(plan, (layer,))
+
+    def store(self, plan: StorePlan) -> None:
+        """Copy a plan's pages now and write them in the background."""
+        self.executor.store(plan)
+
+    def store_layer(self, plan: StorePlan, layer: int) -> None:
+        """Copy one layer's pages now; the plan ends once every layer was handed over."""
+        self.executor.store(plan, (layer,))
+
+    def take_results(self) -> list[LoadResult | StoreResult]:
+        """Return the plans that ended on this rank since the last call."""
+        return self.executor.take_results()
+
+    def settle(self) -> list[LoadResult | StoreResult]:
+        """Report this rank's finished plans to this engine's own planning side, and return them."""
+        results = self.take_results()
+        for result in results:
+            if isinstance(result, LoadResult):
+                self.complete_load(result)
+            else:
+                self.complete_store(self._rank, result)
+        return results
+
+    def wait_idle(self, deadline: float) -> bool:
+        """Wait until every plan given to this rank has ended."""
+        return self._executor is None or self._executor.wait_idle(deadline)
+
+    def shutdown(self, timeout: float = 5.0) -> bool:
+        """Finish what is under way for up to ``timeout`` seconds; return False if something was left."""
+        if self._executor is not None:
+            return self._executor.shutdown(time.monotonic() + timeout)
+        if self._backend is not None:
+            self._backend.shutdown()
+        return True

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The execution side: moves segments between storage, staging slots and pages on one rank."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tutti_engine.backend import StorageBackend
+from tutti_engine.geometry import Geometry
+from tutti_engine.mover import Mover
+from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.ring_window import RingWindow
+from tutti_engine.transfer import LoadJob, Run, StoreJob, Transfer, Wave
+
+__all__ = ["DEFAULT_BANK_BYTES", "Executor"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BANK_BYTES = 64 * 1024 * 1024
+"""Staging memory of each direction, unless a single chunk needs more."""
+
+_RETRY_PAUSE = 0.001
+
+
+class Executor:
+    """Runs plans for one rank, loads on one thread and writes on another.
+
+    Loads are asynchronous as a whole. A store copies the pages in the caller's thread, because the server may reuse
+    them in its next step, and writes in the background. Every plan given to ``load`` or ``store`` ends as exactly
+    one result of ``take_results``, whatever happens.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        backend: StorageBackend,
+        mover: Mover,
+        *,
+        rank: int = 0,
+        bank_bytes: int = DEFAULT_BANK_BYTES,
+        io_timeout: float = 30.0,
+        store_stall: float = 0.1,
+    ) -> None:
+        """Allocate the window and start the threads.
+
+        Args:
+            geometry: shape of this rank's chunks.
+            backend: where segments live; its staging is bound here.
+            mover: how pages are reached; bound here as well.
+            rank: position of this rank's checksums in a load plan.
+            bank_bytes: staging memory of each direction.
+            io_timeout: seconds after which one wave of I/O counts as failed.
+            store_stall: longest time that ``store`` may hold up its caller for want of staging room.
+        """
+        self._geometry = geometry
+        self._backend = backend
+        self._mover = mover
+        self._rank = rank
+        self._io_timeout = io_timeout
+        self._store_stall = store_stall
+        # Two runs at least, so that one wave can be read while the other one is copied.
+        slots = max(bank_bytes // geometry.segment_bytes, 2 * geometry.num_layers)
+        self.window = RingWindow(geometry.segment_bytes, slots, slots)
+        backend.bind_staging(self.window)
+        mover.bind(self.window)
+        self._results: deque[LoadResult | StoreResult] = deque()
+        self._load_jobs: dict[int, LoadJob] = {}
+        self._store_jobs: dict[int, StoreJob] = {}
+        self._stuck: list[Wave] = []
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._unfinished = 0
+        self._load_lane = _Lane("tutti-load")
+        self._store_lane = _Lane("tutti-store")
+
+    def load(self, plan: LoadPlan, layers: Sequence[int] | None = None) -> Transfer:
+        """Start to load all layers of a plan, or only some of them; the plan's result comes with its last layer."""
+        layers = range(self._geometry.num_layers) if layers is None else layers
+        transfer = Transfer()
+        with self._lock:
+            job = self._load_jobs.get(plan.plan_id)
+            if job is None:
+                job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._geometry.num_layers)
+            self._unfinished += 1
+        self._load_lane.put(lambda: self._run_load(job, layers, transfer))
+        return transfer
+
+    def store(self, plan: StorePlan, layers: Sequence[int] | None = None) -> None:
+        """Copy the pages of a plan, or of some layers of it, to staging slots and start to write them.
+
+        Chunks that find no room within ``store_stall`` seconds are given up.
+        """
+        layers = range(self._geometry.num_layers) if layers is None else layers
+        with self._lock:
+            job = self._store_jobs.get(plan.plan_id)
+            if job is None:
+                job = self._store_jobs[plan.plan_id] = StoreJob(plan, self._geometry.num_layers)
+                self._unfinished += 1
+        deadline = time.monotonic() + self._store_stall
+        bank = self.window.stores
+        runs: list[Run] = []
+        for position in range(len(plan.transfers)):
+            if position in job.errors:
+                continue
+            slot = bank.acquire(len(layers), 0.0)
+            if slot is None:
+                # Hand over what is copied already: only its completion makes room.
+                self._hand_over(job, runs, layers)
+                runs = []
+                slot = bank.acquire(len(layers), deadline)
+            if slot is None:
+                job.fail(position, errno.ENOBUFS)
+            else:
+                runs.append(Run(position, slot))
+        self._hand_over(job, runs, layers)
+        with self._lock:
+            job.layers_left -= len(layers)
+        self._finish_store(job)
+
+    def take_results(self) -> list[LoadResult | StoreResult]:
+        """Return the plans that ended since the last call."""
+        results = []
+        while self._results:
+            results.append(self._results.popleft())
+        return results
+
+    def wait_idle(self, deadline: float) -> bool:
+        """Wait until every plan has its result; return False if ``time.monotonic()`` reached ``deadline`` first."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._unfinished, max(0.0, deadline - time.monotonic()))
+
+    def shutdown(self, deadline: float) -> bool:
+        """Finish what is under way until ``deadline``, then stop the threads and the backend."""
+        finished = self.wait_idle(deadline)
+        self._load_lane.stop(deadline)
+        self._store_lane.stop(deadline)
+        self._backend.shutdown()
+        return finished
+
+    # Loads: the load thread alone runs what follows.
+
+    def _run_load(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
+        started = time.monotonic()
+        try:
+            self._load_waves(job, layers)
+        except Exception as error:
+            logger.warning("Tutti: a load ended early: %s", error)
+            job.fail_all(errno.EIO)
+        job.seconds += time.monotonic() - started
+        with self._lock:
+            self._unfinished -= 1
+            job.layers_left -= len(layers)
+            if job.layers_left <= 0:
+                del self._load_jobs[job.plan.plan_id]
+                self._results.append(job.result())
+            self._idle.notify_all()
+        transfer.finish(ok=not job.errors)
+
+    def _load_waves(self, job: LoadJob, layers: Sequence[int]) -> None:
+        for position, item in enumerate(job.plan.transfers):
+            if item.chunk_id is None:
+                job.fail(position, errno.ENOENT)
+        todo = deque(p for p in range(len(job.plan.transfers)) if p not in job.errors)
+        waves: deque[Wave] = deque()
+        try:
+            while todo or waves:
+                while todo and len(waves) < 2:
+                    wave = self._start_reads(job, todo, layers, patient=not waves)
+                    if wave is None:
+                        break
+                    waves.append(wave)
+                if not waves:
+                    for position in todo:
+                        job.fail(position, errno.ENOBUFS)
+                    return
+                self._finish_reads(job, waves.popleft())
+        finally:
+            for wave in waves:
+                self._abandon(wave)
+
+    def _start_reads(
+        self, job: LoadJob, todo: deque[int], layers: Sequence[int], *, patient: bool
+    ) -> Wave | None:
+        self._reclaim_stuck()
+        bank = self.window.loads
+        most = max(1, bank.count // (2 * len(layers)))
+        deadline = time.monotonic() + self._io_timeout if patient else 0.0
+        runs: list[Run] = []
+        while todo and len(runs) < most:
+            slot = bank.acquire(len(layers), deadline if not runs else 0.0)
+            if slot is None:
+                break
+            runs.append(Run(todo.popleft(), slot))
+        if not runs:
+            return None
+        wave = Wave(bank, runs, layers)
+        batch = wave.batch(job.plan)
+        try:
+            wave.handle = self._backend.read_segments(batch)
+        except Exception:
+            wave.release()
+            raise
+        return wave
+
+    def _finish_reads(self, job: LoadJob, wave: Wave) -> None:
+        try:
+            errors = self._settle(wave, job.plan, self._backend.read_segments)
+            for position, code in errors.items():
+                job.fail(position, code)
+            runs = [run for run in wave.runs if run.position not in errors]
+            job.bytes_read += len(runs) * len(wave.layers) * self._geometry.segment_bytes
+            self._scatter(job, wave, runs)
+        finally:
+            self._abandon(wave)
+
+    def _scatter(self, job: LoadJob, wave: Wave, runs: list[Run]) -> None:
+        words = f"<{self._geometry.num_layers}Q"
+        expected = {
+            run.position: struct.unpack(words, job.plan.transfers[run.position].checksums[self._rank])
+            for run in runs
+        }
+        for index, layer in enumerate(wave.layers):
+            if not runs:
+                return
+            matched = self._mover.scatter(
+                layer,
+                [run.slot + index for run in runs],
+                [job.plan.transfers[run.position].block_ids[0] for run in runs],
+                [expected[run.position][layer] for run in runs],
+            )
+            for run, ok in zip(runs, matched, strict=True):
+                if not ok:
+                    job.fail(run.position, errno.EBADMSG)
+            runs = [run for run, ok in zip(runs, matched, strict=True) if ok]
+
+    # Stores: pages are copied by the caller's thread, written by the store thread.
+
+    def _hand_over(self, job: StoreJob, runs: list[Run], layers: Sequence[int]) -> None:
+        if not runs:
+            return
+        wave = Wave(self.window.stores, runs, layers)
+        try:
+            for index, layer in enumerate(layers):
+                sums = self._mover.gather(
+                    layer,
+                    [job.plan.transfers[run.position].block_ids[0] for run in runs],
+                    [run.slot + index for run in runs],
+                )
+                job.note(layer, [run.position for run in runs], sums)
+        except Exception as error:
+            logger.warning("Tutti: pages could not be copied: %s", error)
+            for run in runs:
+                job.fail(run.position, errno.EIO)
+            wave.release()
+            return
+        with self._lock:
+            job.waves_left += 1
+        self._store_lane.put(lambda: self._write(job, wave))
+
+    def _write(self, job: StoreJob, wave: Wave) -> None:
+        try:
+            self._reclaim_stuck()
+            wave.handle = self._backend.write_segments(wave.batch(job.plan))
+            errors = self._settle(wave, job.plan, self._backend.write_segments)
+        except Exception as error:
+            logger.warning("Tutti: a store ended early: %s", error)
+            errors = {run.position: errno.EIO for run in wave.runs}
+        for position, code in errors.items():
+            job.fail(position, code)
+        if not self._abandon(wave):
+            job.unsettled.update(run.position for run in wave.runs)
+        job.bytes_written += (len(wave.runs) - len(errors)) * len(wave.layers) * self._geometry.segment_bytes
+        with self._lock:
+            job.waves_left -= 1
+        self._finish_store(job)
+
+    def _finish_store(self, job: StoreJob) -> None:
+        with self._lock:
+            if job.layers_left > 0 or job.waves_left or job.plan.plan_id not in self._store_jobs:
+                return
+            del self._store_jobs[job.plan.plan_id]
+            self._results.append(job.result())
+            self._unfinished -= 1
+            self._idle.notify_all()
+
+    # Both directions.
+
+    def _settle(
+        self, wave: Wave, plan: LoadPlan | StorePlan, submit: Callable[..., object]
+    ) -> dict[int, int]:
+        """Wait for a wave, repeat what the backend had no room for; return the errno of each failed position.
+
+        All positions of a wave that does not end in time have failed.
+        """
+        deadline = time.monotonic() + self._io_timeout
+        errors: dict[int, int] = {}
+        while True:
+            assert wave.handle is not None
+            if not wave.handle.wait(deadline):
+                return {run.position: errno.ETIMEDOUT for run in wave.runs}
+            refused = wave.collect(errors)
+            if not refused:
+                return errors
+            if time.monotonic() >= deadline:
+                for position in wave.positions(refused):
+                    errors.setdefault(position, errno.EAGAIN)
+                return errors
+            time.sleep(_RETRY_PAUSE)
+            wave.resubmit(plan, refused, submit)
+
+    def _abandon(self, wave: Wave) -> bool:
+        """Give a wave's slots back, or keep them aside while I/O may still reach them; return whether it is quiet."""
+        if wave.quiet():
+            wave.release()
+            return True
+        with self._lock:
+            self._stuck.append(wave)
+        return False
+
+    def _reclaim_stuck(self) -> None:
+        with self._lock:
+            late = [wave for wave in self._stuck if wave.quiet()]
+            self._stuck = [wave for wave in self._stuck if wave not in late]
+        for wave in late:
+            wave.release()
+
+
+class _Lane:
+    """A thread that runs tasks in order."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: deque[Callable[[], None] | None] = deque()
+        self._available = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, task: Callable[[], None] | None) -> None:
+        self._tasks.append(task)
+        self._available.release()
+
+    def stop(self, deadline: float) -> None:
+        self.put(None)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while True:
+            self._available.acquire()
+            task = self._tasks.popleft()
+            if task is None:
+                return
+            task()

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planning side: decides what is loaded, what is stored and what has to go. No device, no I/O of its own."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tutti_engine.breaker import Breaker
+from tutti_engine.catalogue import Record
+from tutti_engine.chunk_index import ChunkIndex, Entry
+from tutti_engine.counters import Counters
+from tutti_engine.geometry import Geometry
+from tutti_engine.plan import (
+    ChunkId,
+    ChunkKey,
+    ChunkTransfer,
+    LoadPlan,
+    LoadResult,
+    StorePlan,
+    StoreResult,
+)
+
+__all__ = ["Planner", "PlannerJournal"]
+
+logger = logging.getLogger(__name__)
+
+# Not the drive's fault: the chunk is dropped, the breaker stays as it is.
+_DATA_ERRORS = frozenset({errno.EBADMSG, errno.ENOENT})
+# Back-pressure, not failure.
+_NO_ROOM_ERRORS = frozenset({errno.EAGAIN, errno.ENOBUFS})
+
+
+class PlannerJournal(Protocol):
+    """Where the planner writes down what is resident; ``tutti_engine.catalogue.Catalogue`` is one."""
+
+    def put(self, record: Record) -> None:
+        """Remember a chunk whose bytes are durable."""
+
+    def remove(self, slots: Sequence[int], on_durable: object) -> None:
+        """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note a use; may be lost."""
+
+    def add(self, name: str, delta: int) -> None:
+        """Raise a lifetime counter."""
+
+
+@dataclass(slots=True)
+class _Load:
+    entries: tuple[Entry | None, ...]
+    ranks_left: int
+    failed: set[int] = field(default_factory=set)
+    errno: int = 0
+
+
+@dataclass(slots=True)
+class _Store:
+    entries: tuple[Entry, ...]
+    ranks_left: int
+    checksums: dict[int, tuple[bytes | None, ...]] = field(default_factory=dict)
+    unsettled: set[int] = field(default_factory=set)
+    errno: int = 0
+
+
+class Planner:
+    """Owns the index of one namespace. All calls come from one thread, the server's scheduler.
+
+    Counters it keeps: ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
+    ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``, ``evicted_chunks``,
+    ``quarantined_chunks``. Bytes are summed over ranks.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        chunk_ids: Sequence[ChunkId],
+        *,
+        ranks: int = 1,
+        records: Iterable[Record] = (),
+        journal: PlannerJournal | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self.counters = Counters()
+        self.load_breaker = Breaker()
+        self.store_breaker = Breaker()
+        self._ranks = ranks
+        self._journal = journal
+        by_use = sorted(records, key=lambda record: record.last_used)
+        self._index = ChunkIndex(
+            chunk_ids, (Entry(ChunkKey(r.key), r.slot, tuple(r.checksums)) for r in by_use)
+        )
+        self._generation = max((r.generation for r in by_use), default=0)
+        self._spare = max(1, len(chunk_ids) // 32)
+        self._reusable: deque[ChunkId] = deque()
+        self._next_plan_id = 1
+        self._loads: dict[int, _Load] = {}
+        self._stores: dict[int, _Store] = {}
+
+    @property
+    def resident_chunks(self) -> int:
+        """Chunks that answer lookups now."""
+        return len(self._index)
+
+    @property
+    def capacity_chunks(self) -> int:
+        """Chunks that fit."""
+        return self._index.capacity
+
+    @property
+    def pending_loads(self) -> int:
+        """Load plans that some rank has not reported yet."""
+        return len(self._loads)
+
+    @property
+    def pending_stores(self) -> int:
+        """Store plans that some rank has not reported yet."""
+        return len(self._stores)
+
+    def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
+        """Return how many leading chunks could be loaded. Changes nothing."""
+        if not self.load_breaker.would_allow():
+            return 0
+        return self._index.lookup_prefix(keys)
+
+    def is_known(self, key: ChunkKey) -> bool:
+        """Whether a chunk is stored or on its way."""
+        return key in self._index
+
+    def plan_load(self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]) -> LoadPlan:
+        """Pin chunks and return the plan to load them.
+
+        Args:
+            wanted: for each chunk its key and, for each KV cache group, its block ids.
+
+        A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to fail.
+        """
+        self.load_breaker.allow()
+        transfers = []
+        entries = []
+        for key, block_ids in wanted:
+            entry = self._index.get(key)
+            entries.append(entry)
+            if entry is None:
+                transfers.append(ChunkTransfer(key, None, block_ids))
+                continue
+            self._index.pin(entry)
+            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, entry.checksums))
+        keys = [key for key, _ in wanted]
+        self._index.touch(keys)
+        if self._journal is not None:
+            self._journal.touch(keys)
+        plan = LoadPlan(self._new_plan_id(), tuple(transfers))
+        self._loads[plan.plan_id] = _Load(tuple(entries), self._ranks)
+        return plan
+
+    def complete_load(self, result: LoadResult) -> bool:
+        """Take one rank's report; return True once every rank has reported that plan."""
+        load = self._loads.get(result.plan_id)
+        if load is None:
+            return False
+        self._count("read_bytes", result.bytes_read)
+        self._count("load_microseconds", int(result.seconds * 1e6))
+        load.failed.update(result.failed)
+        load.errno = load.errno or result.errno
+        load.ranks_left -= 1
+        if load.ranks_left:
+            return False
+        del self._loads[result.plan_id]
+        for position, entry in enumerate(load.entries):
+            if entry is None:
+                continue
+            if position in load.failed:
+                self._index.drop(entry)
+            self._index.unpin(entry)
+        self._count("load_chunks", len(load.entries) - len(load.failed))
+        self._count("load_failed_chunks", len(load.failed))
+        self._retire()
+        self._judge(self.load_breaker, "load", len(load.failed), load.errno)
+        return True
+
+    def plan_store(
+        self, candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]
+    ) -> StorePlan | None:
+        """Find places for the chunks that are not known yet; None if there is nothing to do.
+
+        Args:
+            candidates: for each chunk its key and, for each KV cache group, its block ids.
+        """
+        fresh = [(key, blocks) for key, blocks in candidates if key not in self._index]
+        if not fresh or not self.store_breaker.allow():
+            return None
+        self._make_room(len(fresh))
+        entries = []
+        transfers = []
+        for key, block_ids in fresh:
+            entry = self._index.reserve(key)
+            if entry is not None:
+                entries.append(entry)
+                transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids))
+            elif key not in self._index:
+                self._count("store_dropped_chunks", 1)
+        if not transfers:
+            return None
+        plan = StorePlan(self._new_plan_id(), tuple(transfers))
+        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks)
+        return plan
+
+    def complete_store(self, rank: int, result: StoreResult) -> bool:
+        """Take one rank's report; a chunk becomes a hit once every rank has made it durable."""
+        store = self._stores.get(result.plan_id)
+        if store is None:
+            return False
+        self._count("written_bytes", result.bytes_written)
+        store.checksums[rank] = result.checksums
+        store.unsettled.update(result.unsettled)
+        store.errno = store.errno or result.errno
+        store.ranks_left -= 1
+        if store.ranks_left:
+            return False
+        del self._stores[result.plan_id]
+        failed = sum(not self._settle(store, position) for position in range(len(store.entries)))
+        if store.errno in _NO_ROOM_ERRORS:
+            self._count("store_dropped_chunks", failed)
+        else:
+            self._count("store_failed_chunks", failed)
+            self._judge(self.store_breaker, "store", failed, store.errno)
+        return True
+
+    def reset(self) -> None:
+        """Forget every chunk. Transfers under way end as if their chunks had never been known."""
+        self._index.clear()
+        self._retire()
+
+    def _settle(self, store: _Store, position: int) -> bool:
+        entry = store.entries[position]
+        parts = [store.checksums[rank][position] for rank in sorted(store.checksums)]
+        checksums = tuple(part for part in parts if part is not None)
+        if len(checksums) == len(parts) and self._index.commit(entry, checksums):
+            self._count("store_chunks", 1)
+            if self._journal is not None:
+                self._generation += 1
+                assert isinstance(entry.chunk_id, int)
+                self._journal.put(
+                    Record(entry.key, entry.chunk_id, self._generation, checksums, time.time_ns() // 1000)
+                )
+            return True
+        quarantined = position in store.unsettled
+        self._index.abort(entry, reusable=not quarantined)
+        self._count("quarantined_chunks", int(quarantined))
+        return len(checksums) == len(parts)
+
+    def _make_room(self, wanted: int) -> None:
+        while self._reusable:
+            self._index.give_back([self._reusable.popleft()])
+        missing = max(wanted, self._spare) - self._index.free
+        if missing > 0:
+            self._count("evicted_chunks", self._index.evict(missing))
+            self._retire()
+
+    def _retire(self) -> None:
+        """Make removals durable before their places are used again."""
+        places = [entry.chunk_id for entry in self._index.take_leaving()]
+        if not places:
+            return
+        if self._journal is None:
+            self._index.give_back(places)
+        else:
+            slots = [place for place in places if isinstance(place, int)]
+            self._journal.remove(slots, self._reusable.extend)
+
+    def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:
+        if not failed:
+            breaker.succeeded()
+        elif code in _DATA_ERRORS:
+            logger.warning(
+                "Tutti: %d chunks could not be loaded (%s); they are dropped and computed again.",
+                failed,
+                "checksum differs" if code == errno.EBADMSG else "gone",
+            )
+        elif breaker.failed():
+            logger.warning(
+                "Tutti: the cache cannot %s at the moment (%s); the server goes on without and tries again later.",
+                what,
+                os.strerror(code),
+            )
+
+    def _count(self, name: str, amount: int) -> None:
+        if amount:
+            self.counters.add(name, amount)
+            if self._journal is not None:
+                self._journal.add(name, amount)
+
+    def _new_plan_id(self) -> int:
+        plan_id = self._next_plan_id
+        self._next_plan_id += 1
+        return plan_id

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The staging ring window: one block of host memory, cut into segment-sized slots.
+
+Loads and stores own separate banks of slots, so that waiting for room to store can never hold up a load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+
+from tutti_engine.errors import GeometryError
+from tutti_engine.geometry import align_up
+
+__all__ = ["WINDOW_ALIGNMENT", "RingWindow", "SlotBank"]
+
+WINDOW_ALIGNMENT = 64 * 1024
+"""Base alignment that every data path accepts for registered memory (DESIGN 4.1)."""
+
+
+class SlotBank:
+    """Consecutive slots that are taken and given back in runs, in ring order.
+
+    A run stays together so that neighbouring segments can travel as one large transfer.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first = first
+        self.count = count
+        self._busy = bytearray(count)
+        self._head = 0
+        self._changed = threading.Condition()
+
+    @property
+    def busy(self) -> int:
+        """Number of slots that are taken now."""
+        with self._changed:
+            return self._busy.count(1)
+
+    def acquire(self, count: int, deadline: float) -> int | None:
+        """Take ``count`` neighbouring slots; wait for them until ``time.monotonic()`` reaches ``deadline``.
+
+        Returns the first slot's number, or None if the deadline passed.
+        """
+        if not 1 <= count <= self.count:
+            raise GeometryError(f"a run of {count} slots does not fit a bank of {self.count}")
+        with self._changed:
+            while (start := self._find(count)) is None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self._changed.wait(remaining):
+                    return None
+            self._busy[start : start + count] = b"\x01" * count
+            self._head = start + count
+            return self.first + start
+
+    def release(self, slot: int, count: int) -> None:
+        """Give a run back. Call it only when neither I/O nor a copy can touch the run any more."""
+        start = slot - self.first
+        with self._changed:
+            if start < 0 or self._busy[start : start + count] != b"\x01" * count:
+                raise GeometryError(f"slots {slot}..{slot + count - 1} are released but were not all taken")
+            self._busy[start : start + count] = bytes(count)
+            self._changed.notify_all()
+
+    def _find(self, count: int) -> int | None:
+        free = bytes(count)
+        start = self._busy.find(free, self._head)
+        if start < 0:
+            start = self._busy.find(free)
+        return None if start < 0 else start
+
+
+class RingWindow:
+    """Page-aligned anonymous memory with a bank for loads and a bank for stores.
+
+    Physical memory is taken only by slots that have been used.
+    """
+
+    def __init__(self, slot_bytes: int, load_slots: int, store_slots: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.num_slots = load_slots + store_slots
+        self.nbytes = align_up(self.num_slots * slot_bytes, WINDOW_ALIGNMENT)
+        self.loads = SlotBank(0, load_slots)
+        self.stores = SlotBank(load_slots, store_slots)
+        self._mapping = mmap.mmap(-1, self.nbytes + WINDOW_ALIGNMENT)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        self.address = align_up(start, WINDOW_ALIGNMENT)
+        offset = self.address - start
+        self.memory = memoryview(self._mapping)[offset : offset + self.nbytes]
+
+    def slot(self, number: int) -> memoryview:
+        """Return one slot's bytes."""
+        if not 0 <= number < self.num_slots:
+            raise GeometryError(f"slot {number} is outside of 0..{self.num_slots - 1}")
+        return self.memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]

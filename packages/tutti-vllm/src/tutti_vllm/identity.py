@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that must be equal for stored KV to be usable: reads vLLM's configuration.
+
+When in doubt a fact is included: a store that is not found costs a computation, a wrong one costs a wrong token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tutti_engine import Geometry, TuttiError
+from tutti_engine.namespace import Namespace
+
+__all__ = ["UnsupportedError", "make_geometry", "make_namespace"]
+
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+
+
+class UnsupportedError(TuttiError):
+    """A model or a set-up whose KV cache Tutti does not keep yet."""
+
+
+def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int) -> Geometry:
+    """Return the shape of a chunk. Raises UnsupportedError that names what does not fit.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: the resolved KV cache: groups, page sizes, hash block size.
+        blocks_per_chunk: the user's wish, 0 for the automatic choice.
+    """
+    from tutti_engine import choose_blocks_per_chunk
+
+    parallel = vllm_config.parallel_config
+    for name in (
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
+        size = getattr(parallel, name, 1)
+        if size != 1:
+            raise UnsupportedError(f"{name} is {size}; Tutti supports 1 at present")
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise UnsupportedError(f"the model has {len(groups)} KV cache groups; Tutti supports one at present")
+    spec = groups[0].kv_cache_spec
+    specs = getattr(spec, "kv_cache_specs", None)
+    pages = {one.page_size_bytes for one in specs.values()} if specs else {spec.page_size_bytes}
+    if len(pages) != 1:
+        raise UnsupportedError(f"layers have pages of {sorted(pages)} bytes; Tutti supports one size at present")
+    page_bytes = pages.pop()
+    geometry = Geometry(
+        num_layers=len(groups[0].layer_names),
+        block_tokens=spec.block_size,
+        blocks_per_chunk=blocks_per_chunk or choose_blocks_per_chunk(page_bytes, spec.block_size),
+        page_bytes=page_bytes,
+    )
+    hash_tokens = kv_cache_config.hash_block_size or spec.block_size
+    if geometry.chunk_tokens % hash_tokens:
+        raise UnsupportedError(
+            f"a chunk of {geometry.chunk_tokens} tokens is no whole number of vLLM's hash blocks of {hash_tokens}"
+        )
+    return geometry
+
+
+def make_namespace(
+    vllm_config: Any, kv_cache_config: Any, geometry: Geometry, checksum_name: str, vllm_version: str
+) -> Namespace:
+    """Return the namespace of this server's KV. Raises UnsupportedError for block hashes that change every start."""
+    model = vllm_config.model_config
+    group = kv_cache_config.kv_cache_groups[0]
+    spec = group.kv_cache_spec
+    return Namespace(
+        {
+            "model": str(model.model),
+            "revision": model.revision,
+            "weights": _weights(model),
+            "hf_config": _digest_json(model.hf_config.to_dict()),
+            "dtype": str(model.dtype),
+            "quantization": model.quantization,
+            "kv_spec": repr(spec),
+            "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
+            "kv_cache_layout": kv_cache_config.kv_cache_layout,
+            "layers": list(group.layer_names),
+            "page_bytes": geometry.page_bytes,
+            "block_tokens": geometry.block_tokens,
+            "blocks_per_chunk": geometry.blocks_per_chunk,
+            "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+            "block_hash": _block_hash(vllm_config, kv_cache_config, geometry),
+            "checksum": checksum_name,
+            "platform": _platform(),
+            "vllm": vllm_version,
+        }
+    )
+
+
+def _block_hash(vllm_config: Any, kv_cache_config: Any, geometry: Geometry) -> dict[str, Any]:
+    name = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    if not name.startswith("sha256"):
+        raise UnsupportedError(
+            f"prefix_caching_hash_algo is {name!r}, whose block hashes may collide or differ at every start; "
+            "use 'sha256' or 'sha256_cbor'"
+        )
+    seed = os.environ.get("PYTHONHASHSEED")
+    if seed == "random":
+        raise UnsupportedError(
+            "PYTHONHASHSEED is 'random', so no prompt would be found again after a restart; unset it"
+        )
+    return {
+        "algorithm": name,
+        "seed": seed,
+        "tokens": kv_cache_config.hash_block_size or geometry.block_tokens,
+    }
+
+
+def _platform() -> dict[str, Any]:
+    """CPU attention packs keys by instruction set, GPU backends by compute capability."""
+    import torch
+    from vllm.platforms import current_platform
+
+    facts: dict[str, Any] = {"device": str(current_platform.device_type)}
+    if current_platform.is_cpu():
+        facts["cpu"] = torch.backends.cpu.get_cpu_capability()
+        facts["amx"] = "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    else:
+        facts["capability"] = str(current_platform.get_device_capability())
+    return facts
+
+
+def _weights(model: Any) -> Any:
+    """Return what tells this model's weights from others of the same name."""
+    if str(model.load_format) == "dummy" or str(getattr(model.load_format, "value", "")) == "dummy":
+        return {"dummy_seed": model.seed}
+    folder = Path(str(model.model))
+    if not folder.is_dir():
+        return {"commit": _cached_commit(str(model.model), model.revision)}
+    files = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _WEIGHT_SUFFIXES and path.is_file():
+            facts = path.stat()
+            files.append([path.name, facts.st_size, facts.st_mtime_ns])
+    return {"files": files}
+
+
+def _cached_commit(name: str, revision: str | None) -> str | None:
+    """Return the commit of a model in the hub's local cache; its snapshot folder is named by it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _digest_json(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's side tells the workers in each step, and what they tell it back.
+
+Everything here is pickled between processes and free of vLLM's types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tutti_engine import LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.store_layout import StoreLayout
+
+__all__ = ["RequestLoad", "StepOrders", "StepReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLoad:
+    """A load that one request waits for.
+
+    Attributes:
+        request_id: vLLM's id of the request.
+        block_ids: blocks that the load was promised to fill.
+        plan: how; None if it could not be made, then the blocks are reported as failed.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    plan: LoadPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrders:
+    """Orders of one step. ``layout`` comes with the first orders that need it and with all later ones."""
+
+    layout: StoreLayout | None = None
+    loads: tuple[RequestLoad, ...] = ()
+    stores: tuple[StorePlan, ...] = ()
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Plans that ended, by rank, and for a rank that cannot use its KV cache at all the reason."""
+
+    results: dict[int, tuple[LoadResult | StoreResult, ...]] = field(default_factory=dict)
+    unusable: dict[int, str] = field(default_factory=dict)
+
+    def merge(self, other: StepReport) -> StepReport:
+        """Return what both reports say; ranks never overlap."""
+        return StepReport(self.results | other.results, self.unusable | other.unusable)

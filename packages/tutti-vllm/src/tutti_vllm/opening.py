@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start-up of both sides: where the cache meets the user's settings, the disk and the model, and may be refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tutti_engine import Geometry, StorageBackend, TuttiEngine, TuttiError
+from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.compat import check_vllm
+from tutti_vllm.identity import make_geometry, make_namespace
+from tutti_vllm.scheduler import SchedulerSide
+from tutti_vllm.settings import Settings, SettingsError
+from tutti_vllm.worker import WorkerSide
+
+__all__ = ["StartupError", "open_scheduler", "open_worker", "register"]
+
+logger = logging.getLogger(__name__)
+
+
+class StartupError(SystemExit):
+    """Ends the process with one line on standard error and no traceback."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"Tutti: {reason}")
+
+
+def read_settings(vllm_config: Any) -> Settings:
+    """Return the user's settings, or end the process with what is wrong with them."""
+    try:
+        return Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+    except SettingsError as error:
+        raise StartupError(error) from None
+
+
+def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | None:
+    """Open the store for the scheduler; None if the server shall go on without a cache."""
+    settings = read_settings(vllm_config)
+    try:
+        side = _open_scheduler(settings, vllm_config, kv_cache_config)
+    except (TuttiError, OSError) as error:
+        _refuse(settings, error)
+        return None
+    planner = side.engine.planner
+    logger.info(
+        "Tutti: %d of %d chunks of %d tokens are on disk, in %s.",
+        planner.resident_chunks,
+        planner.capacity_chunks,
+        planner.geometry.chunk_tokens,
+        ", ".join(map(str, settings.roots)),
+    )
+    policy = getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "recompute")
+    if policy != "recompute":
+        logger.warning(
+            "Tutti: kv_load_failure_policy is %r: a request whose cached part turns out damaged will fail. "
+            "Set it to 'recompute' and it is computed instead.",
+            policy,
+        )
+    return side
+
+
+def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | None:
+    """Make a worker's side; None if the model is not supported."""
+    settings = read_settings(vllm_config)
+    try:
+        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+    except TuttiError as error:
+        # The scheduler's side finds the same and says it.
+        if settings.strict:
+            raise StartupError(error) from None
+        return None
+    rank = _rank()
+
+    def open_backend(layout: StoreLayout) -> StorageBackend:
+        from tutti_engine.backends.local import LocalStoreBackend
+
+        return LocalStoreBackend(layout, rank)
+
+    return WorkerSide(geometry, rank, open_backend)
+
+
+def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
+    """Work out where the pages of every layer lie."""
+    import tutti_kv_kernels as kernels
+    from tutti_engine.movers.kernels import KernelMover
+
+    settings = read_settings(vllm_config)
+    group = kv_cache_config.kv_cache_groups[0]
+    geometry: Geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+    try:
+        layouts = [
+            kernels.PagedLayout.from_kv_cache(
+                kv_caches[name],
+                kv_cache_layout=kv_cache_config.kv_cache_layout,
+                page_bytes=geometry.page_bytes,
+                num_blocks=kv_cache_config.num_blocks,
+                layer_name=name,
+            )
+            for name in group.layer_names
+        ]
+    except (kernels.LayoutError, KeyError) as error:
+        if settings.strict:
+            raise StartupError(error) from None
+        side.refuse(f"KV cache layout: {error}")
+        return
+    side.register(KernelMover([kernels.storage_bytes(kv_caches[n]) for n in group.layer_names], layouts))
+
+
+def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
+    import tutti_kv_kernels as kernels
+    from tutti_engine.local_store import LocalStore
+
+    geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+    namespace = make_namespace(vllm_config, kv_cache_config, geometry, kernels.CHECKSUM_NAME, check_vllm())
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    store = LocalStore.open(
+        settings.roots, namespace, geometry, ranks=ranks, capacity_bytes=settings.capacity_bytes
+    )
+    engine = TuttiEngine(
+        geometry, chunk_ids=store.chunk_ids, records=store.records, journal=store.catalogue, ranks=ranks
+    )
+    hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
+    return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=store.close)
+
+
+def _rank() -> int:
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
+
+
+def _refuse(settings: Settings, error: Exception) -> None:
+    if settings.strict:
+        raise StartupError(error) from None
+    logger.warning("Tutti: the server runs without the KV cache on disk: %s", error)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: finds hits, plans loads and stores, takes the workers' reports."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
+from tutti_engine.chunk_key import keys_from_block_hashes
+from tutti_engine.store_layout import StoreLayout
+
+from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
+
+__all__ = ["Request", "SchedulerSide"]
+
+logger = logging.getLogger(__name__)
+
+NULL_BLOCK = 0
+"""vLLM's placeholder for a block whose KV is not kept."""
+
+
+class Request(Protocol):
+    """The part of ``vllm.v1.request.Request`` that is used."""
+
+    request_id: str
+    num_tokens: int
+    num_computed_tokens: int
+    block_hashes: Sequence[bytes]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    request: Request
+    # vLLM tells the local hit only when it asks for the external one.
+    local_tokens: int = 0
+    next_store_chunk: int = 0
+
+
+class SchedulerSide:
+    """One engine's planning side behind vLLM's scheduler callbacks."""
+
+    def __init__(
+        self,
+        engine: TuttiEngine,
+        layout: StoreLayout | None,
+        *,
+        hash_tokens: int,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the scheduler's side.
+
+        Args:
+            engine: an engine that plans.
+            layout: where workers find the store; sent to them with their first orders.
+            hash_tokens: tokens that one of a request's block hashes stands for.
+            close: called once at shutdown.
+        """
+        self._engine = engine
+        self._layout = layout
+        self._block_tokens = engine.geometry.block_tokens
+        self._chunk_tokens = engine.geometry.chunk_tokens
+        self._hashes_per_chunk = self._chunk_tokens // hash_tokens
+        self._close = close
+        self._tracked: dict[str, _Tracked] = {}
+        self._loads: list[RequestLoad] = []
+        self._broken: str | None = None
+
+    @property
+    def engine(self) -> TuttiEngine:
+        """The engine that plans."""
+        return self._engine
+
+    def add_request(self, request: Request) -> None:
+        """Start to look after a request."""
+        self._tracked[request.request_id] = _Tracked(request)
+
+    def remove_request(self, request_id: str) -> None:
+        """Stop looking after a request. Its transfers under way end by themselves."""
+        self._tracked.pop(request_id, None)
+
+    def matched_tokens(self, request: Request, local_tokens: int) -> int:
+        """Return how many tokens beyond ``local_tokens`` can be loaded.
+
+        The last token is never among them, as something has to be computed. Changes nothing but the note of
+        ``local_tokens``, so vLLM may ask as often as it likes.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or self._broken is not None:
+            return 0
+        tracked.local_tokens = local_tokens
+        first = local_tokens // self._chunk_tokens
+        last = (request.num_tokens - 1) // self._chunk_tokens
+        keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
+        hits = self._engine.planner.lookup_prefix(keys)
+        return max(0, (first + hits) * self._chunk_tokens - local_tokens)
+
+    def plan_load(self, request: Request, block_ids: Sequence[int], external_tokens: int) -> None:
+        """Plan to load what vLLM now counts as computed.
+
+        Args:
+            request: the request.
+            block_ids: its whole block table; the local hit comes first.
+            external_tokens: tokens that were promised and accepted.
+        """
+        start = self._tracked[request.request_id].local_tokens // self._block_tokens
+        stop = start + external_tokens // self._block_tokens
+        wanted = tuple(block_ids[start:stop])
+        try:
+            per_chunk = self._engine.geometry.blocks_per_chunk
+            first, last = start // per_chunk, -(-stop // per_chunk)
+            keys = keys_from_block_hashes(
+                request.block_hashes, self._hashes_per_chunk, start=first, stop=last
+            )
+            plan = self._engine.plan_load(
+                [
+                    (key, (_blocks_between(block_ids, chunk * per_chunk, per_chunk, start, stop),))
+                    for chunk, key in enumerate(keys, start=first)
+                ]
+            )
+        except Exception as error:
+            # The tokens were promised: the workers have to report them as failed.
+            logger.warning("Tutti: a load could not be planned, its tokens are computed again: %s", error)
+            plan = None
+        self._loads.append(RequestLoad(request.request_id, wanted, plan))
+
+    def build_orders(
+        self,
+        scheduled_tokens: Mapping[str, int],
+        draft_tokens: Mapping[str, Sequence[int]],
+        block_ids_of: Callable[[str], Sequence[int] | None],
+    ) -> StepOrders:
+        """Return this step's orders: the loads planned since the last step, and chunks that this step completes.
+
+        Args:
+            scheduled_tokens: for each scheduled request the number of tokens that this step computes.
+            draft_tokens: for some requests the speculated tokens among them, which may be rejected.
+            block_ids_of: returns a scheduled request's block table.
+        """
+        loads, self._loads = tuple(self._loads), []
+        stores: tuple[StorePlan, ...] = ()
+        try:
+            if self._broken is None:
+                stores = self._plan_stores(scheduled_tokens, draft_tokens, block_ids_of)
+        except Exception:
+            # Not a reason to lose the loads, which requests are waiting for.
+            logger.exception("Tutti: this step stores nothing.")
+        return StepOrders(self._layout if loads or stores else None, loads, stores)
+
+    def take_report(self, report: StepReport) -> None:
+        """Take what the workers say has ended."""
+        for rank, results in report.results.items():
+            for result in results:
+                if isinstance(result, LoadResult):
+                    self._engine.complete_load(result)
+                else:
+                    self._engine.complete_store(rank, result)
+        for rank, reason in report.unusable.items():
+            if self._broken is None:
+                self._broken = reason
+                logger.warning("Tutti: rank %d cannot use the cache, the server goes on without: %s", rank, reason)
+
+    def has_pending_stores(self) -> bool:
+        """Whether a store is still to be reported, so that the engine must go on stepping."""
+        return self._engine.planner.pending_stores > 0
+
+    def reset(self) -> None:
+        """Forget every chunk."""
+        self._engine.reset()
+        for tracked in self._tracked.values():
+            tracked.next_store_chunk = 0
+
+    def shutdown(self) -> None:
+        """Close the store."""
+        close, self._close = self._close, lambda: None
+        close()
+
+    def _plan_stores(
+        self,
+        scheduled_tokens: Mapping[str, int],
+        draft_tokens: Mapping[str, Sequence[int]],
+        block_ids_of: Callable[[str], Sequence[int] | None],
+    ) -> tuple[StorePlan, ...]:
+        candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
+        for request_id, tokens in scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                sure = tokens - len(draft_tokens.get(request_id, ()))
+                candidates += self._completed_chunks(tracked, sure, block_ids_of)
+        plan = self._engine.plan_store(candidates) if candidates else None
+        return () if plan is None else (plan,)
+
+    def _completed_chunks(
+        self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], Sequence[int] | None]
+    ) -> list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]:
+        request = tracked.request
+        # After a failed load vLLM goes back and computes tokens again: what was counted then may never have existed.
+        first = min(tracked.next_store_chunk, request.num_computed_tokens // self._chunk_tokens)
+        last = (request.num_computed_tokens + tokens) // self._chunk_tokens
+        keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
+        tracked.next_store_chunk = first + len(keys)
+        if all(self._engine.planner.is_known(key) for key in keys):
+            return []
+        block_ids = block_ids_of(request.request_id)
+        if block_ids is None:
+            return []
+        per_chunk = self._engine.geometry.blocks_per_chunk
+        completed = []
+        for chunk, key in enumerate(keys, start=first):
+            blocks = tuple(block_ids[chunk * per_chunk : (chunk + 1) * per_chunk])
+            if len(blocks) == per_chunk and NULL_BLOCK not in blocks:
+                completed.append((key, (blocks,)))
+        return completed
+
+
+def _blocks_between(
+    block_ids: Sequence[int], first: int, count: int, start: int, stop: int
+) -> tuple[int, ...]:
+    """Return ``count`` block ids from index ``first``, with those outside of ``start`` to ``stop`` left alone."""
+    return tuple(
+        block_ids[index] if start <= index < stop else SKIP_BLOCK for index in range(first, first + count)
+    )
+
+
+def scheduled_blocks(state: Any) -> Callable[[str], Sequence[int] | None]:
+    """Return how to read block tables from vLLM's ``KVConnectorBlockState``; single cache group only."""
+
+    def block_ids_of(request_id: str) -> Sequence[int] | None:
+        groups = state.get_block_ids(request_id)
+        return None if groups is None else groups[0]
+
+    return block_ids_of

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may write into ``kv_connector_extra_config``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Settings", "SettingsError"]
+
+_EXAMPLE = '"kv_connector_extra_config": {"capacity_bytes": 100000000000, "root": "/mnt/nvme0/tutti"}'
+
+
+class SettingsError(ValueError):
+    """A setting that is missing, unknown, of the wrong type or out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The connector's settings.
+
+    Attributes:
+        capacity_bytes: most bytes that the cache may take on disk, over all roots and ranks.
+        roots: directories that share the data; with several, each should be a drive of its own.
+        blocks_per_chunk: vLLM blocks of one chunk; 0 chooses (segments of at least 256 KiB).
+        strict: whether a cache that cannot be opened stops the server instead of being left out.
+    """
+
+    capacity_bytes: int
+    roots: tuple[Path, ...]
+    blocks_per_chunk: int = 0
+    strict: bool = False
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any]) -> Settings:
+        """Check the mapping and fill in defaults. Raises SettingsError that names the key and the rule."""
+        known = ("root", *(field.name for field in fields(cls) if field.name != "roots"))
+        for key in extra:
+            if key not in known:
+                raise SettingsError(_unknown(key, known))
+        if "capacity_bytes" not in extra:
+            raise SettingsError(
+                "capacity_bytes is missing: say how much disk the cache may use, for example " + _EXAMPLE
+            )
+        return cls(
+            capacity_bytes=_whole_number(extra, "capacity_bytes", minimum=1),
+            roots=_roots(extra),
+            blocks_per_chunk=_whole_number(extra, "blocks_per_chunk", minimum=0, default=0),
+            strict=_truth(extra, "strict", default=False),
+        )
+
+
+def _unknown(key: object, known: tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known settings are {', '.join(known)}"
+    return f"unknown setting {key!r} in kv_connector_extra_config: {hint}"
+
+
+def _whole_number(extra: Mapping[str, Any], key: str, *, minimum: int, default: int | None = None) -> int:
+    value = extra.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingsError(f"{key} must be a whole number, not {value!r} ({type(value).__name__})")
+    if value < minimum:
+        raise SettingsError(f"{key} must be at least {minimum}, not {value}")
+    return value
+
+
+def _truth(extra: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = extra.get(key, default)
+    if not isinstance(value, bool):
+        raise SettingsError(f"{key} must be true or false, not {value!r} ({type(value).__name__})")
+    return value
+
+
+def _roots(extra: Mapping[str, Any]) -> tuple[Path, ...]:
+    value = extra.get("root")
+    if value is None and "root" not in extra:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return (Path(cache).expanduser() / "tutti",)
+    names = [value] if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(names, (list, tuple)) or not names:
+        raise SettingsError(f"root must be a path or a list of paths, not {value!r} ({type(value).__name__})")
+    roots = []
+    for name in names:
+        if not isinstance(name, (str, os.PathLike)) or not str(name) or "\0" in str(name):
+            raise SettingsError(f"root must be a path or a list of paths; {name!r} is no path")
+        path = Path(name).expanduser()
+        if not path.is_absolute():
+            raise SettingsError(f"root must be an absolute path, not {str(name)!r}")
+        roots.append(path)
+    if len(set(roots)) != len(roots):
+        raise SettingsError(f"root names a directory twice: {', '.join(map(str, roots))}")
+    return tuple(roots)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side: carries out the scheduler's orders on one rank and reports how they ended."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+
+from tutti_engine import (
+    SKIP_BLOCK,
+    Geometry,
+    LoadPlan,
+    LoadResult,
+    Mover,
+    StorageBackend,
+    StorePlan,
+    StoreResult,
+    TuttiEngine,
+)
+from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
+
+__all__ = ["WorkerSide"]
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSide:
+    """One rank's execution side behind vLLM's worker callbacks.
+
+    The store is opened with the first orders that need it: only the scheduler knows whether it may be used.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        rank: int,
+        open_backend: Callable[[StoreLayout], StorageBackend],
+    ) -> None:
+        """Make a worker's side.
+
+        Args:
+            geometry: shape of this rank's chunks.
+            rank: this rank's number in the store.
+            open_backend: opens this rank's part of a store.
+        """
+        self._geometry = geometry
+        self._rank = rank
+        self._open_backend = open_backend
+        self._mover: Mover | None = None
+        self._engine: TuttiEngine | None = None
+        self._unusable: str | None = None
+        self._orders = StepOrders()
+        self._waiting: dict[int, RequestLoad] = {}
+        self._refused: list[LoadResult | StoreResult] = []
+        self._results: list[LoadResult | StoreResult] = []
+        self._received: set[str] = set()
+        self._bad_blocks: set[int] = set()
+
+    def register(self, mover: Mover) -> None:
+        """Take the way to reach this rank's pages."""
+        self._mover = mover
+
+    def refuse(self, reason: str) -> None:
+        """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
+        self._unusable = reason
+
+    def begin_step(self, orders: StepOrders) -> None:
+        """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
+        self._orders = orders
+
+    def start_loads(self) -> None:
+        """Start the step's loads; called before or after the layers ran, or in a step without any."""
+        loads, self._orders = self._orders.loads, StepOrders(self._orders.layout, (), self._orders.stores)
+        for load in loads:
+            if load.plan is None:
+                self._received.add(load.request_id)
+                self._bad_blocks.update(load.block_ids)
+                continue
+            self._waiting[load.plan.plan_id] = load
+            self._execute(load.plan)
+
+    def finish_step(self) -> None:
+        """Copy the pages of the step's stores; vLLM may reuse them as soon as this returns."""
+        stores, self._orders = self._orders.stores, StepOrders(self._orders.layout)
+        for plan in stores:
+            self._execute(plan)
+
+    def collect(self) -> None:
+        """Take up what has ended since the last call."""
+        results, self._refused = self._refused, []
+        if self._engine is not None:
+            results += self._engine.take_results()
+        for result in results:
+            if isinstance(result, LoadResult):
+                self._end_load(result)
+        self._results += results
+
+    def take_received(self) -> set[str]:
+        """Return the requests whose loads ended, well or badly, since the last call."""
+        received, self._received = self._received, set()
+        return received
+
+    def take_bad_blocks(self) -> set[int]:
+        """Return the blocks that were promised and do not hold their KV, since the last call."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_report(self) -> StepReport | None:
+        """Return what to tell the scheduler, None if nothing happened."""
+        report = StepReport()
+        if self._results:
+            report.results[self._rank] = tuple(self._results)
+            self._results = []
+        if self._unusable is not None:
+            report.unusable[self._rank] = self._unusable
+            self._unusable = None
+        return report if report.results or report.unusable else None
+
+    def shutdown(self, timeout: float) -> None:
+        """Finish what is under way for up to ``timeout`` seconds and close the store."""
+        engine, self._engine = self._engine, None
+        if engine is not None and not engine.shutdown(timeout):
+            logger.warning("Tutti: transfers were still under way after %.0f s; they are given up.", timeout)
+
+    def _execute(self, plan: LoadPlan | StorePlan) -> None:
+        """Start a plan; one that cannot be started has ended, badly."""
+        try:
+            engine = self._opened(self._orders.layout)
+            if isinstance(plan, LoadPlan):
+                engine.load(plan)
+            else:
+                engine.store(plan)
+        except Exception as error:
+            logger.warning("Tutti: rank %d cannot use the store: %s", self._rank, error)
+            code = getattr(error, "errno", None) or errno.EIO
+            count = len(plan.transfers)
+            self._refused.append(
+                LoadResult(plan.plan_id, tuple(range(count)), code)
+                if isinstance(plan, LoadPlan)
+                else StoreResult(plan.plan_id, (None,) * count, errno=code)
+            )
+
+    def _opened(self, layout: StoreLayout | None) -> TuttiEngine:
+        if self._engine is None:
+            if self._mover is None or layout is None:
+                raise RuntimeError("the KV cache of this rank is not registered")
+            engine = TuttiEngine(self._geometry, backend=self._open_backend(layout), rank=self._rank)
+            engine.bind(self._mover)
+            self._engine = engine
+        return self._engine
+
+    def _end_load(self, result: LoadResult) -> None:
+        load = self._waiting.pop(result.plan_id)
+        self._received.add(load.request_id)
+        assert load.plan is not None
+        for position in result.failed:
+            blocks = load.plan.transfers[position].block_ids[0]
+            self._bad_blocks.update(block for block in blocks if block != SKIP_BLOCK)
