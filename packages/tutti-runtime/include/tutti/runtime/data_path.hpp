@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tutti/runtime/io.hpp"
+#include "tutti/runtime/target_uri.hpp"
+
+namespace tutti::runtime {
+
+/// An open target. A data path derives its own; StorageRuntime owns it and keeps it open while I/O is in
+/// flight.
+class Target {
+ public:
+  Target(std::uint64_t size, bool writable) : size_(size), writable_(writable) {}
+  virtual ~Target() = default;
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] bool writable() const noexcept { return writable_; }
+
+  std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
+
+ private:
+  std::uint64_t size_;
+  bool writable_;
+};
+
+/// A registered memory range of the caller.
+struct Memory {
+  std::byte* address = nullptr;
+  std::uint64_t size = 0;
+  int buffer_index = -1;        ///< place in a data path's own table of registered buffers, or -1
+  std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
+};
+
+/// One accepted item on its way. Target and memory outlive it.
+struct IoOp {
+  Direction direction = Direction::kRead;
+  Target* target = nullptr;
+  Memory* memory = nullptr;
+  std::byte* address = nullptr;
+  std::uint64_t target_offset = 0;
+  std::uint64_t length = 0;
+  void* batch = nullptr;  ///< the runtime's own; data paths hand it back untouched
+  std::uint32_t item = 0;
+  std::uint32_t attempts = 0;   ///< retries without progress
+  bool buffered_retry = false;  ///< O_DIRECT was refused once for this operation
+  std::uint64_t done = 0;       ///< bytes moved so far
+  std::int32_t status = 0;      ///< set before completion: 0 or a positive errno
+};
+
+/// Where a data path reports finished operations.
+class CompletionSink {
+ public:
+  /// Called once for every operation, from any thread, with no lock of the data path held. After the call the
+  /// data path no longer touches the operation's target or memory.
+  virtual void complete(std::span<const IoOp> ops) noexcept = 0;
+
+ protected:
+  ~CompletionSink() = default;
+};
+
+/// What a data path can say about itself.
+struct DataPathCaps {
+  std::string name;
+  std::string direct;                                  ///< policy in force: "auto", "on", "off" or "none"
+  std::map<std::string, std::string> features_used;    ///< feature -> what for
+  std::map<std::string, std::string> features_unused;  ///< feature -> why not
+};
+
+/// Moves bytes between targets and memory. Implementations: memory, posix, uring.
+class DataPath {
+ public:
+  virtual ~DataPath() = default;
+
+  /// Called once before any submit.
+  virtual void start(CompletionSink& sink) = 0;
+
+  /// @throws InvalidUri for a scheme of another data path, SystemError when the system refuses.
+  [[nodiscard]] virtual std::unique_ptr<Target> open(const TargetUri& uri, bool writable) = 0;
+
+  /// Offers memory for registration with the device; keeps `memory.buffer_index` at -1 when it cannot.
+  virtual void register_memory(Memory& /*memory*/) {}
+  virtual void unregister_memory(const Memory& /*memory*/) noexcept {}
+
+  /// Takes every operation, or throws and takes none. Each one taken is completed exactly once.
+  virtual void submit(std::span<const IoOp> ops) = 0;
+
+  /// Stops the threads. Called when nothing is in flight; no submit follows.
+  virtual void shutdown() noexcept = 0;
+
+  [[nodiscard]] virtual DataPathCaps caps() const = 0;
+  [[nodiscard]] virtual std::uint64_t direct_fallbacks() const noexcept { return 0; }
+};
+
+}  // namespace tutti::runtime

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the storage runtime. What the operating system refuses arrives as ``OSError`` with errno and filename."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "ForkedRuntimeError",
+    "InvalidHandleError",
+    "InvalidUriError",
+    "RuntimeClosedError",
+    "TuttiRuntimeError",
+]
+
+
+class TuttiRuntimeError(Exception):
+    """Base of every error that this package defines."""
+
+
+class InvalidHandleError(TuttiRuntimeError, ValueError):
+    """A handle is stale, was consumed, is of another kind or belongs to another runtime."""
+
+
+class InvalidUriError(TuttiRuntimeError, ValueError):
+    """A target URI does not follow the grammar, or is for another data path."""
+
+
+class BusyError(TuttiRuntimeError):
+    """The target or memory still has I/O in flight: wait for it, then close or unregister."""
+
+
+class RuntimeClosedError(TuttiRuntimeError):
+    """``shutdown`` was called."""
+
+
+class ForkedRuntimeError(TuttiRuntimeError):
+    """The runtime was inherited by ``fork``; a child process makes its own."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime object and the functions that make one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti_runtime import _core, config
+from tutti_runtime.errors import ForkedRuntimeError, RuntimeClosedError, TuttiRuntimeError
+from tutti_runtime.requests import REQUEST_DTYPE, Completion, OpenResult, SubmitResult
+
+__all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime"]
+
+_log = logging.getLogger("tutti_runtime")
+
+if REQUEST_DTYPE.itemsize != _core.REQUEST_ITEMSIZE:  # a binary of another version beside these files
+    raise ImportError(
+        f"tutti_runtime's compiled module has {_core.REQUEST_ITEMSIZE}-byte requests, its Python files "
+        f"{REQUEST_DTYPE.itemsize}-byte ones; reinstall tutti-runtime"
+    )
+
+
+class Runtime:
+    """Moves bytes between registered memory and opened targets, in batches, without blocking the caller.
+
+    Made by :func:`make_file_runtime`, :func:`make_memory_runtime` or :func:`make_runtime`. All methods may be called
+    from any thread. After :meth:`shutdown` every method raises :class:`RuntimeClosedError`; in a child of ``fork``
+    every method raises :class:`ForkedRuntimeError`.
+    """
+
+    def __init__(self, core: _core.StorageRuntime) -> None:
+        self._core = core
+        self._fallback_said = False
+
+    # Targets
+
+    def open(self, uri: str, *, writable: bool = True) -> int:
+        """Open a target and return its handle.
+
+        ``file:///absolute/path`` on a file runtime: the file must exist, be regular and not a symbolic link. It is
+        never created or resized, and its size is taken at this moment. Every ``%XX`` is decoded once.
+        ``mem://name?size=BYTES`` on a memory runtime: zeros at first; lives as long as the runtime.
+
+        Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set) for what
+        the system refuses.
+        """
+        if not isinstance(uri, str):
+            raise TypeError(f"uri={uri!r} must be a str")
+        target = self._core.open(uri, bool(writable))
+        self._say_fallback()
+        return target
+
+    def open_batch(self, uris: Iterable[str], *, writable: bool = True) -> list[OpenResult]:
+        """Open many targets; one that fails takes no other with it."""
+        results = []
+        for uri in uris:
+            try:
+                results.append(OpenResult(self.open(uri, writable=writable), None))
+            except (RuntimeClosedError, ForkedRuntimeError):
+                raise
+            except (TuttiRuntimeError, OSError, ValueError, TypeError) as error:
+                results.append(OpenResult(None, error))
+        return results
+
+    def close(self, target: int) -> None:
+        """Close a target. Raises ``BusyError`` while its I/O is in flight, and then it stays open."""
+        self._core.close(target)
+
+    def close_batch(self, targets: Sequence[int]) -> list[Exception | None]:
+        """Close many targets; per item ``None`` or the error that :meth:`close` would have raised."""
+        results: list[Exception | None] = []
+        for target in targets:
+            try:
+                self.close(target)
+                results.append(None)
+            except (RuntimeClosedError, ForkedRuntimeError):
+                raise
+            except (TuttiRuntimeError, OSError, ValueError, TypeError) as error:
+                results.append(error)
+        return results
+
+    # Memory
+
+    def register_memory(self, address: int, size: int, *, kind: str = "host", io_granularity: int = 0) -> int:
+        """Make ``size`` bytes at ``address`` usable in requests and return a handle.
+
+        ``address`` is a multiple of 64 KiB, ``size`` of 4 KiB. The memory stays the caller's and must stay mapped
+        until :meth:`unregister_memory`. ``io_granularity`` (bytes, multiple of 4 KiB that divides ``size``, or 0) is
+        the usual request length; the data paths of today make no use of it. Raises ``ValueError``.
+        """
+        if kind in ("pinned_host", "device"):
+            raise ValueError(f"kind={kind!r} is not supported by this data path; caps()['memory_kinds'] is ['host']")
+        if kind != "host":
+            raise ValueError(f"kind={kind!r} must be 'host'")
+        for name, value in (("address", address), ("size", size), ("io_granularity", io_granularity)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+                raise ValueError(f"{name}={value!r} must be an int from 0 to 2**64 - 1")
+        if io_granularity and (io_granularity % 4096 or size % io_granularity):
+            raise ValueError(f"io_granularity={io_granularity} must be a multiple of 4096 that divides size={size}")
+        return self._core.register_memory(address, size)
+
+    def unregister_memory(self, memory: int) -> None:
+        """Forget registered memory. Raises ``BusyError`` while I/O on it is in flight."""
+        self._core.unregister_memory(memory)
+
+    # I/O
+
+    def submit(self, requests: NDArray[np.void]) -> SubmitResult:
+        """Start a batch: a one-dimensional array of :data:`REQUEST_DTYPE`.
+
+        Each request is accepted or rejected on its own; the order in which accepted ones run is not defined, so a
+        batch must not write one range twice or read a range that it writes. Raises ``TypeError`` for another dtype and
+        ``ValueError`` for another shape.
+        """
+        if not isinstance(requests, np.ndarray) or requests.dtype != REQUEST_DTYPE:
+            found = requests.dtype if isinstance(requests, np.ndarray) else type(requests).__name__
+            raise TypeError(f"requests must be a NumPy array of tutti_runtime.REQUEST_DTYPE, not {found}")
+        if requests.ndim != 1:
+            raise ValueError(f"requests must have one dimension, not shape {requests.shape}")
+        if not (requests.flags.c_contiguous and requests.flags.aligned):
+            requests = np.require(requests, requirements=["C", "A"])
+        return SubmitResult(*self._core.submit(requests))
+
+    def poll(self, handle: int) -> bool:
+        """Whether the batch has finished; :meth:`wait` then returns at once."""
+        return self._core.poll(handle)
+
+    def wait(self, handle: int, timeout: float | None = None) -> Completion:
+        """Wait for a batch, at most ``timeout`` seconds (``None``: for ever), and consume its handle.
+
+        Raises ``TimeoutError`` when time is up, the handle then stays good, and ``InvalidHandleError`` for a handle
+        that was consumed or abandoned or is not this runtime's. Signals are handled while waiting.
+        """
+        outcome = self._core.wait(handle, timeout)
+        if outcome is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"batch {handle} has not finished within {timeout} s; wait again")
+        if not self._fallback_said:
+            self._say_fallback()
+        return Completion(*outcome)
+
+    def abandon(self, handle: int) -> None:
+        """Give up a batch's result. Its I/O goes on: memory and targets stay busy until it has finished."""
+        self._core.abandon(handle)
+
+    def completion_fd(self) -> int:
+        """An eventfd that is readable after batches have finished; reading it gives how many since the last read.
+
+        It belongs to the runtime: do not close it. ``shutdown`` closes it.
+        """
+        return self._core.completion_fd()
+
+    # Facts
+
+    def caps(self) -> dict[str, Any]:
+        """What this runtime can do, in bytes and counts, which data path it uses and why."""
+        return self._core.caps()
+
+    def stats(self) -> dict[str, int]:
+        """Counters since creation; none ever decreases. ``submitted == accepted + rejected``."""
+        return self._core.stats()
+
+    # End
+
+    def shutdown(self, timeout: float = 5.0) -> bool:
+        """Refuse new calls, wait at most ``timeout`` seconds for what is in flight, then close everything.
+
+        Returns whether all has ended. ``False``: targets and memory are still in use; call again to go on waiting.
+        """
+        return self._core.shutdown(timeout)
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.shutdown():
+            _log.warning("I/O was still in flight when the runtime was left; its memory must stay mapped")
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and core.is_owner and not core.stopped:
+            warnings.warn("a tutti_runtime.Runtime was not shut down", ResourceWarning, stacklevel=2, source=self)
+
+    def _say_fallback(self) -> None:
+        count = 0 if self._fallback_said else self._core.direct_fallbacks
+        if count:
+            self._fallback_said = True
+            _log.warning(
+                "O_DIRECT is refused by the file system of %d target(s): buffered I/O is used for them", count
+            )
+
+
+def make_file_runtime(
+    *,
+    data_path: str = "auto",
+    direct: str = "auto",
+    queue_depth: int = 64,
+    max_in_flight: int = 4096,
+    threads: int = 4,
+) -> Runtime:
+    """Make a runtime for ``file://`` targets.
+
+    ``data_path``: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it. ``direct``: ``"on"``
+    (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system takes it. ``queue_depth``:
+    operations that io_uring holds at once. ``max_in_flight``: accepted and unfinished requests. ``threads``: size of
+    the posix pool. Raises ``ValueError`` naming the key, and ``OSError`` when ``"uring"`` is asked for and refused.
+    """
+    return Runtime(
+        _core.make_file(
+            config.check_choice("data_path", data_path, config.DATA_PATHS),
+            config.check_choice("direct", direct, config.DIRECT_POLICIES),
+            config.check_int("queue_depth", queue_depth),
+            config.check_int("max_in_flight", max_in_flight),
+            config.check_int("threads", threads),
+        )
+    )
+
+
+def make_memory_runtime(*, max_in_flight: int = 4096) -> Runtime:
+    """Make a runtime for ``mem://`` targets: no device, for tests and as a reference."""
+    return Runtime(_core.make_memory(config.check_int("max_in_flight", max_in_flight)))
+
+
+def make_runtime(spec: Mapping[str, Any]) -> Runtime:
+    """Make a runtime from a mapping: ``kind`` is ``"file"`` or ``"memory"``, other keys are those of its function.
+
+    Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad value.
+    """
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"spec={spec!r} must be a mapping")
+    if "kind" not in spec:
+        raise ValueError("key 'kind' is missing; it must be 'file' or 'memory'")
+    kind = config.check_choice("kind", spec["kind"], config.KINDS)
+    known = config.FILE_KEYS if kind == "file" else config.MEMORY_KEYS
+    config.check_keys(spec, ("kind", *known))
+    settings = {key: value for key, value in spec.items() if key != "kind"}
+    return make_file_runtime(**settings) if kind == "file" else make_memory_runtime(**settings)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fixture per thing that a runtime needs; ``setup`` runs a test on every data path and O_DIRECT policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Test files are imported without their folder on the path; the helpers beside them are not.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runtime_kit import ALL_PATHS, FILE_PATHS, Setup, make, pair_id  # noqa: E402
+
+
+@pytest.fixture
+def make_setup(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
+    made: list[Setup] = []
+
+    def build(pair: tuple[str, str], folder: Path | None = None, **settings: int) -> Setup:
+        where = folder or tmp_path
+        setup = Setup(*pair, where, make(*pair, where, **settings))
+        made.append(setup)
+        return setup
+
+    yield build
+    for setup in made:
+        setup.runtime.shutdown(30.0)
+
+
+@pytest.fixture(params=ALL_PATHS, ids=pair_id)
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture(params=FILE_PATHS, ids=pair_id)
+def file_pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture
+def setup(pair: tuple[str, str], make_setup: Callable[..., Setup]) -> Setup:
+    return make_setup(pair)
+
+
+@pytest.fixture
+def file_setup(file_pair: tuple[str, str], make_setup: Callable[..., Setup]) -> Setup:
+    return make_setup(file_pair)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of this package share: memory, targets, requests and runtimes of every data path."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tutti_runtime as tr
+
+KIB = 1024
+PAGE = 4096
+ALIGN = 64 * KIB
+
+
+class Buffer:
+    """Page-aligned memory of this process whose base is a multiple of 64 KiB."""
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size + ALIGN)
+        whole = np.frombuffer(self._map, dtype=np.uint8)
+        skip = -whole.ctypes.data % ALIGN
+        self.bytes = whole[skip : skip + size]
+        self.address = int(self.bytes.ctypes.data)
+        self.size = size
+
+    def fill_random(self, seed: int) -> np.ndarray:
+        self.bytes[:] = np.random.default_rng(seed).integers(0, 256, self.size, dtype=np.uint8)
+        return self.bytes.copy()
+
+
+@dataclass
+class Setup:
+    """A runtime of one kind, with a way to make targets for it."""
+
+    name: str
+    direct: str
+    folder: Path
+    runtime: tr.Runtime
+    _made: int = field(default=0)
+
+    def uri(self, size: int) -> str:
+        self._made += 1
+        if self.name == "memory":
+            return f"mem://target-{self._made}?size={size}"
+        path = self.folder / f"target-{self._made}"
+        with path.open("wb") as file:
+            file.truncate(size)
+        return path.as_uri()
+
+    def target(self, size: int, *, writable: bool = True) -> int:
+        return self.runtime.open(self.uri(size), writable=writable)
+
+    def memory(self, size: int) -> tuple[Buffer, int]:
+        buffer = Buffer(size)
+        return buffer, self.runtime.register_memory(buffer.address, size)
+
+
+def request(direction: int, memory: int, memory_offset: int, target: int, target_offset: int, length: int) -> tuple:
+    return (direction, 0, memory, memory_offset, target, target_offset, length)
+
+
+def batch(*rows: tuple) -> np.ndarray:
+    return np.array(list(rows), dtype=tr.REQUEST_DTYPE)
+
+
+def run(runtime: tr.Runtime, requests: np.ndarray, timeout: float = 30.0) -> tr.Completion:
+    """Submit a batch that must be accepted whole, and wait for it."""
+    result = runtime.submit(requests)
+    assert result.accepted.all(), result.errors
+    assert result.handle is not None
+    return runtime.wait(result.handle, timeout)
+
+
+def file_system(path: Path) -> str:
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, what, *_ = line.split()
+        where = where.encode().decode("unicode_escape")
+        if os.path.commonpath([str(path), where]) == where and len(where) >= len(best):
+            best, kind = where, what
+    return kind
+
+
+def takes_direct(folder: Path) -> bool:
+    probe = folder / "probe"
+    probe.write_bytes(bytes(PAGE))
+    try:
+        os.close(os.open(probe, os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        return False
+    return file_system(folder.resolve()) not in ("tmpfs", "overlay")
+
+
+def make(name: str, direct: str, folder: Path, **settings: int) -> tr.Runtime:
+    if name == "memory":
+        settings.pop("threads", None)
+        settings.pop("queue_depth", None)
+        return tr.make_memory_runtime(**settings)
+    if direct == "on" and not takes_direct(folder):
+        pytest.skip(f"{file_system(folder.resolve())} of the temporary folder takes no O_DIRECT")
+    try:
+        return tr.make_file_runtime(data_path=name, direct=direct, **settings)
+    except OSError as error:
+        if name != "uring":
+            raise
+        pytest.skip(f"no io_uring here: {error}")
+
+
+FILE_PATHS = [("posix", "on"), ("posix", "off"), ("uring", "on"), ("uring", "off")]
+ALL_PATHS = [("memory", "none"), *FILE_PATHS]
+
+
+def pair_id(pair: tuple[str, str]) -> str:
+    return pair[0] if pair[0] == "memory" else f"{pair[0]}-direct_{pair[1]}"
