@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One owner a store: a lock that dies with its process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+from tutti_engine.errors import RootError, StoreBusyError
+
+__all__ = ["LOCK_NAME", "OwnerLock"]
+
+LOCK_NAME = "owner.lock"
+
+
+def process_start_ticks() -> int:
+    """Return when this process started, in clock ticks since boot: tells a pid from its later namesake."""
+    stat = Path("/proc/self/stat").read_text()
+    # The command's name may hold blanks and brackets; fields are counted from its closing bracket.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+class OwnerLock:
+    """Exclusive ownership of a directory, held from construction until ``release`` or the process' end.
+
+    The kernel drops the lock with its process, so one left by a crashed owner is taken over silently. A child
+    made by ``os.fork`` does not own the store: its copy of the descriptor is closed, so that it cannot keep
+    the lock alive beyond its parent. (Forks that bypass Python's hooks are not seen.)
+
+    Raises StoreBusyError, naming the owner's pid, when a running process has the lock, and RootError when the
+    lock file cannot be opened.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.path = Path(directory) / LOCK_NAME
+        self._fd = self._open()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write_owner()
+        except BlockingIOError:
+            pid = self._read_pid()
+            os.close(self._fd)
+            who = "another process" if pid is None else f"process {pid}"
+            raise StoreBusyError(
+                f"{self.path.parent} is in use by {who}; stop it or give this server another root",
+                path=self.path,
+                pid=pid,
+            ) from None
+        except OSError as error:
+            os.close(self._fd)
+            raise RootError(
+                f"cannot lock {self.path}: {error.strerror}", path=self.path, errno=error.errno
+            ) from error
+        _held.add(self)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise RootError(
+                f"cannot open {self.path}: {reason}", path=self.path, errno=error.errno
+            ) from error
+
+    def _write_owner(self) -> None:
+        owner = {"pid": os.getpid(), "started": process_start_ticks(), "host": socket.gethostname()}
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(owner).encode(), 0)
+
+    def _read_pid(self) -> int | None:
+        try:
+            pid = json.loads(os.pread(self._fd, 4096, 0))["pid"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return pid if isinstance(pid, int) else None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object still owns the store."""
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Give the store up.
+
+        The file stays: removing it would race with the next owner. Later calls do nothing.
+        """
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _forget_in_child(self) -> None:
+        self.release()
+
+    def __enter__(self) -> OwnerLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+_held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    for lock in list(_held):
+        lock._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)

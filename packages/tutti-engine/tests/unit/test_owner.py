@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti_engine.errors import RootError, StoreBusyError
+from tutti_engine.owner import LOCK_NAME, OwnerLock
+
+HOLD = """
+import sys
+from tutti_engine.owner import OwnerLock
+lock = OwnerLock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_owner(directory: Path) -> subprocess.Popen[str]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "held\n"
+    return owner
+
+
+def test_second_owner_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    owner = start_owner(tmp_path)
+    try:
+        with pytest.raises(StoreBusyError, match=f"process {owner.pid};.*another root") as caught:
+            OwnerLock(tmp_path)
+        assert caught.value.pid == owner.pid
+    finally:
+        owner.communicate("", timeout=10)
+
+
+def test_lock_of_a_killed_owner_is_taken_over(tmp_path: Path) -> None:
+    owner = start_owner(tmp_path)
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate(timeout=10)
+    with OwnerLock(tmp_path):
+        assert json.loads((tmp_path / LOCK_NAME).read_text())["pid"] == os.getpid()
+
+
+def test_second_owner_in_the_same_process_is_refused_until_release(tmp_path: Path) -> None:
+    first = OwnerLock(tmp_path)
+    with pytest.raises(StoreBusyError) as caught:
+        OwnerLock(tmp_path)
+    assert caught.value.pid == os.getpid()
+    first.release()
+    first.release()
+    assert not first.held
+    OwnerLock(tmp_path).release()
+
+
+def test_forked_child_neither_owns_nor_keeps_the_store(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path)
+    gate_read, gate_write = os.pipe()
+    answer_read, answer_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(answer_write, b"1" if lock.held else b"0")
+        os.close(gate_write)
+        os.read(gate_read, 1)
+        os._exit(0)
+    try:
+        assert os.read(answer_read, 1) == b"0"
+        with pytest.raises(StoreBusyError):
+            OwnerLock(tmp_path)
+        lock.release()
+        OwnerLock(tmp_path).release()  # the child lives on and must not hold it
+    finally:
+        os.write(gate_write, b"x")
+        os.waitpid(child, 0)
+        for fd in (gate_read, gate_write, answer_read, answer_write):
+            os.close(fd)
+
+
+def test_lock_file_is_private_and_names_its_owner(tmp_path: Path) -> None:
+    with OwnerLock(tmp_path):
+        path = tmp_path / LOCK_NAME
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        owner = json.loads(path.read_text())
+        assert owner["pid"] == os.getpid()
+        assert owner["started"] > 0
+        assert owner["host"]
+
+
+def test_link_as_lock_file_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / LOCK_NAME).symlink_to(target)
+    with pytest.raises(RootError, match="symbolic link"):
+        OwnerLock(tmp_path)
+    assert target.read_text() == "precious"
+
+
+def test_missing_directory_keeps_errno(tmp_path: Path) -> None:
+    with pytest.raises(RootError) as caught:
+        OwnerLock(tmp_path / "none")
+    assert caught.value.errno == 2
