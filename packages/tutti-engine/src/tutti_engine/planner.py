@@ -93,7 +93,8 @@ class Planner:
         self.store_breaker = Breaker()
         self._ranks = ranks
         self._journal = journal
-        by_use = sorted(records, key=lambda record: record.last_used)
+        # Of chunks used at the same time the later one lies further from its prompt's start: it goes first.
+        by_use = sorted(records, key=lambda record: (record.last_used, -record.generation))
         self._index = ChunkIndex(
             chunk_ids, (Entry(ChunkKey(r.key), r.slot, tuple(r.checksums)) for r in by_use)
         )
@@ -249,7 +250,7 @@ class Planner:
                 self._generation += 1
                 assert isinstance(entry.chunk_id, int)
                 self._journal.put(
-                    Record(entry.key, entry.chunk_id, self._generation, checksums, time.time_ns() // 1000)
+                    Record(entry.key, entry.chunk_id, self._generation, checksums, int(time.time()))
                 )
             return True
         quarantined = position in store.unsettled

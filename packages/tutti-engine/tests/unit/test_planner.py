@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planning side promises, with reports that come late, from several ranks, or say no."""
+
+import errno
+
+import pytest
+
+from tutti_engine import Geometry, LoadResult, StoreResult
+from tutti_engine.catalogue import Record
+from tutti_engine.planner import Planner
+
+GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
+SUM = b"s" * 16
+
+
+class Journal:
+    """Remembers what it is told; removals become durable only when ``settle`` is called."""
+
+    def __init__(self):
+        self.rows = {}
+        self.waiting = []
+        self.counts = {}
+
+    def put(self, record):
+        self.rows[record.slot] = record
+
+    def remove(self, slots, on_durable):
+        self.waiting.append((list(slots), on_durable))
+
+    def touch(self, keys):
+        pass
+
+    def add(self, name, delta):
+        self.counts[name] = self.counts.get(name, 0) + delta
+
+    def settle(self):
+        for slots, on_durable in self.waiting:
+            for slot in slots:
+                self.rows.pop(slot, None)
+            on_durable(slots)
+        self.waiting.clear()
+
+
+def candidates(*keys, first_block=0):
+    return [(key, ((first_block + 2 * n, first_block + 2 * n + 1),)) for n, key in enumerate(keys)]
+
+
+def stored(planner, *keys, ranks=1):
+    plan = planner.plan_store(candidates(*keys))
+    for rank in range(ranks):
+        planner.complete_store(rank, StoreResult(plan.plan_id, (SUM,) * len(plan.transfers)))
+    return plan
+
+
+def test_a_chunk_is_a_hit_only_after_every_rank_made_it_durable():
+    planner = Planner(GEOMETRY, range(8), ranks=3)
+    plan = planner.plan_store(candidates(b"a"))
+    for rank in (2, 0):
+        assert not planner.complete_store(rank, StoreResult(plan.plan_id, (SUM,)))
+        assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.complete_store(1, StoreResult(plan.plan_id, (SUM,)))
+    assert planner.lookup_prefix([b"a"]) == 1
+    assert planner.pending_stores == 0
+
+
+def test_checksums_come_back_by_rank_whatever_the_order_of_the_reports():
+    planner = Planner(GEOMETRY, range(8), ranks=2)
+    plan = planner.plan_store(candidates(b"a"))
+    planner.complete_store(1, StoreResult(plan.plan_id, (b"1" * 16,)))
+    planner.complete_store(0, StoreResult(plan.plan_id, (b"0" * 16,)))
+    load = planner.plan_load([(b"a", ((5, 6),))])
+    assert load.transfers[0].checksums == (b"0" * 16, b"1" * 16)
+
+
+def test_one_rank_that_failed_makes_it_a_miss_and_frees_the_place():
+    planner = Planner(GEOMETRY, range(1), ranks=2)
+    plan = planner.plan_store(candidates(b"a"))
+    planner.complete_store(0, StoreResult(plan.plan_id, (SUM,)))
+    planner.complete_store(1, StoreResult(plan.plan_id, (None,), errno=errno.EIO))
+    assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.plan_store(candidates(b"b")).transfers[0].chunk_id == 0
+
+
+def test_a_place_that_may_still_be_written_is_never_used_again():
+    planner = Planner(GEOMETRY, range(1))
+    plan = planner.plan_store(candidates(b"a"))
+    planner.complete_store(0, StoreResult(plan.plan_id, (None,), unsettled=(0,), errno=errno.ETIMEDOUT))
+    assert planner.plan_store(candidates(b"b")) is None
+    assert planner.counters["quarantined_chunks"] == 1
+
+
+def test_a_store_plan_with_holes_names_each_chunks_own_blocks():
+    planner = Planner(GEOMETRY, range(8))
+    stored(planner, b"b")
+    plan = planner.plan_store([(b"a", ((7, 3),)), (b"b", ((9, 1),)), (b"a", ((0, 0),)), (b"c", ((4, 2),))])
+    assert [(t.key, t.block_ids) for t in plan.transfers] == [(b"a", ((7, 3),)), (b"c", ((4, 2),))]
+
+
+def test_a_chunk_under_way_is_not_stored_twice():
+    planner = Planner(GEOMETRY, range(8))
+    planner.plan_store(candidates(b"a"))
+    assert planner.plan_store(candidates(b"a")) is None
+
+
+def test_a_chunk_that_left_after_it_was_promised_stays_in_the_plan():
+    planner = Planner(GEOMETRY, range(8))
+    plan = planner.plan_load([(b"gone", ((1, 2),))])
+    assert plan.transfers[0].chunk_id is None and plan.transfers[0].block_ids == ((1, 2),)
+    assert planner.complete_load(LoadResult(plan.plan_id, (0,), errno.ENOENT))
+
+
+def test_a_chunk_that_failed_to_load_on_one_rank_is_gone_once_all_reported():
+    planner = Planner(GEOMETRY, range(8), ranks=2)
+    stored(planner, b"a", b"b", ranks=2)
+    plan = planner.plan_load([(b"a", ((1, 2),)), (b"b", ((3, 4),))])
+    planner.complete_load(LoadResult(plan.plan_id))
+    planner.complete_load(LoadResult(plan.plan_id, (1,), errno.EBADMSG))
+    assert planner.lookup_prefix([b"a", b"b"]) == 1
+    assert planner.pending_loads == 0
+    assert planner.counters["load_failed_chunks"] == 1
+
+
+def test_a_place_is_not_reused_while_a_load_reads_it():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(2), journal=journal)
+    stored(planner, b"a")
+    load = planner.plan_load([(b"a", ((1, 2),))])
+    planner.reset()
+    journal.settle()
+    taken = planner.plan_store(candidates(b"b", b"c")).transfers
+    assert load.transfers[0].chunk_id not in {t.chunk_id for t in taken}
+    planner.complete_load(LoadResult(load.plan_id))
+    journal.settle()
+    assert planner.plan_store(candidates(b"d")).transfers[0].chunk_id == load.transfers[0].chunk_id
+
+
+def test_a_place_is_reused_only_after_its_removal_is_durable():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(1), journal=journal)
+    stored(planner, b"a")
+    assert planner.plan_store(candidates(b"b")) is None, "the row of a is still on disk"
+    assert planner.lookup_prefix([b"a"]) == 0
+    journal.settle()
+    assert stored(planner, b"b").transfers[0].chunk_id == 0
+    assert [row.key for row in journal.rows.values()] == [b"b"]
+
+
+def test_a_store_that_ends_after_a_reset_is_no_hit_and_gives_its_place_back():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(1), journal=journal)
+    plan = planner.plan_store(candidates(b"a"))
+    planner.reset()
+    planner.complete_store(0, StoreResult(plan.plan_id, (SUM,)))
+    assert planner.lookup_prefix([b"a"]) == 0 and not journal.rows
+    assert planner.plan_store(candidates(b"b")) is not None
+
+
+def test_a_load_that_fails_after_its_key_was_stored_anew_does_not_drop_the_new_chunk():
+    planner = Planner(GEOMETRY, range(4))
+    stored(planner, b"a")
+    load = planner.plan_load([(b"a", ((1, 2),))])
+    planner.reset()
+    stored(planner, b"a")
+    planner.complete_load(LoadResult(load.plan_id, (0,), errno.EBADMSG))
+    assert planner.lookup_prefix([b"a"]) == 1
+
+
+def test_residents_come_back_oldest_first():
+    records = [Record(bytes([n]), n, n, (SUM,), last_used=100 - n) for n in range(3)]
+    planner = Planner(GEOMETRY, range(3), records=records)
+    assert planner.resident_chunks == 3
+    planner.plan_store(candidates(b"new"))
+    assert planner.lookup_prefix([b"\x02"]) == 0, "the least recently used one left"
+    assert planner.lookup_prefix([b"\x00"]) == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_store_that_keeps_failing_pauses_and_one_that_finds_no_room_does_not(code):
+    planner = Planner(GEOMETRY, range(64))
+    for n in range(10):
+        plan = planner.plan_store(candidates(bytes([n])))
+        planner.complete_store(0, StoreResult(plan.plan_id, (None,), errno=errno.ENOBUFS))
+    for n in range(3):
+        plan = planner.plan_store(candidates(bytes([n])))
+        planner.complete_store(0, StoreResult(plan.plan_id, (None,), errno=code))
+    assert planner.plan_store(candidates(b"x")) is None
+    assert planner.counters["store_dropped_chunks"] == 10
+    assert planner.counters["store_failed_chunks"] == 3
+
+
+def test_damaged_chunks_do_not_pause_loading():
+    planner = Planner(GEOMETRY, range(64))
+    for n in range(10):
+        stored(planner, bytes([n]))
+        plan = planner.plan_load([(bytes([n]), ((1, 2),))])
+        planner.complete_load(LoadResult(plan.plan_id, (0,), errno.EBADMSG))
+    stored(planner, b"a")
+    assert planner.lookup_prefix([b"a"]) == 1
+
+
+def test_a_drive_that_fails_to_read_pauses_loading():
+    planner = Planner(GEOMETRY, range(64))
+    stored(planner, *(bytes([n]) for n in range(4)))
+    for n in range(3):
+        plan = planner.plan_load([(bytes([n]), ((1, 2),))])
+        planner.complete_load(LoadResult(plan.plan_id, (0,), errno.EIO))
+    assert planner.lookup_prefix([b"\x03"]) == 0
+
+
+def test_reports_of_unknown_plans_are_ignored():
+    planner = Planner(GEOMETRY, range(1))
+    assert not planner.complete_store(0, StoreResult(99, (SUM,)))
+    assert not planner.complete_load(LoadResult(99))

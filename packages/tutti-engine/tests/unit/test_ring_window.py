@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tutti_engine.errors import GeometryError
+from tutti_engine.ring_window import RingWindow, SlotBank
+
+
+def test_window_is_aligned_and_its_slots_are_its_memory():
+    window = RingWindow(4096, 3, 2)
+    assert window.address % 65536 == 0 and window.nbytes % 65536 == 0
+    window.slot(4)[:] = b"\x07" * 4096
+    assert bytes(window.memory[4 * 4096 : 5 * 4096]) == b"\x07" * 4096
+    with pytest.raises(GeometryError, match="slot 5"):
+        window.slot(5)
+
+
+def test_banks_do_not_share_slots():
+    window = RingWindow(4096, 3, 2)
+    loads = [window.loads.acquire(1, 0.0) for _ in range(3)]
+    stores = [window.stores.acquire(1, 0.0) for _ in range(2)]
+    assert sorted(loads + stores) == list(range(5))
+    assert window.loads.acquire(1, 0.0) is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 30)), max_size=80))
+def test_a_slot_is_never_given_out_twice(steps):
+    bank = SlotBank(10, 12)
+    taken: list[tuple[int, int]] = []
+    for take, count, pick in steps:
+        if take:
+            slot = bank.acquire(count, 0.0)
+            if slot is not None:
+                run = set(range(slot, slot + count))
+                assert run <= set(range(10, 22))
+                assert not any(run & set(range(s, s + c)) for s, c in taken)
+                taken.append((slot, count))
+        elif taken:
+            bank.release(*taken.pop(pick % len(taken)))
+    assert bank.busy == sum(count for _, count in taken)
+
+
+def test_release_of_a_free_slot_is_refused():
+    bank = SlotBank(0, 4)
+    slot = bank.acquire(2, 0.0)
+    bank.release(slot, 2)
+    with pytest.raises(GeometryError, match="not all taken"):
+        bank.release(slot, 2)
+
+
+def test_a_run_larger_than_the_bank_is_refused_at_once():
+    with pytest.raises(GeometryError, match="5 slots"):
+        SlotBank(0, 4).acquire(5, time.monotonic() + 60)
+
+
+def test_waiting_for_room_ends_with_the_release():
+    bank = SlotBank(0, 1)
+    slot = bank.acquire(1, 0.0)
+    threading.Timer(0.05, bank.release, (slot, 1)).start()
+    assert bank.acquire(1, time.monotonic() + 30) == slot
