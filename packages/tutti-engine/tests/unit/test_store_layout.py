@@ -107,13 +107,13 @@ def test_foreign_places_are_refused(slot: int, layer: int) -> None:
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change: dict) -> None:
-    sizes = dict(
-        directories=("/a",),
-        num_layers=2,
-        segment_bytes=8192,
-        chunk_bytes=16384,
-        chunks_per_file=4,
-        num_chunks=10,
-    )
+    sizes = {
+        "directories": ("/a",),
+        "num_layers": 2,
+        "segment_bytes": 8192,
+        "chunk_bytes": 16384,
+        "chunks_per_file": 4,
+        "num_chunks": 10,
+    }
     with pytest.raises(GeometryError):
         StoreLayout(**(sizes | change))

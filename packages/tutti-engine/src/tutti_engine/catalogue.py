@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of chunks that are safely on disk, in SQLite, off the way of every request.
+
+A row is written only after its chunk's data is durable, and a slot is given back only after its row's removal
+is durable: what the catalogue says after a crash may be too little, never too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from tutti_engine import catalogue_file as file
+from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS, MAX_KEY_BYTES
+from tutti_engine.errors import CatalogueError
+
+__all__ = ["CATALOGUE_NAME", "MAX_KEY_BYTES", "Catalogue", "Record", "read_counters", "resident_chunks"]
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED_PUTS = 65_536
+"""Records waiting for a disk that refuses them; beyond that new ones are dropped and counted."""
+
+MAX_QUEUED_TOUCHES = 65_536
+
+COMMIT_INTERVAL = 0.05
+"""Seconds in which changes are collected for one commit: one flush of the drive's cache for all of them."""
+
+TOUCH_INTERVAL = 5.0
+"""Seconds that touches wait for a commit that happens anyway before they get one of their own."""
+
+FIRST_RETRY, LAST_RETRY = 0.1, 5.0
+"""Seconds between attempts of a failing commit, doubled from the first to the last."""
+
+READ_ROWS = 256
+
+REOPEN_AFTER = 3
+"""Failed attempts after which the database is opened anew: its file may be another one after a remount."""
+
+INT64_MAX = (1 << 63) - 1
+
+OnDurable = Callable[[Sequence[int]], None]
+T = TypeVar("T")
+
+
+class Record(NamedTuple):
+    """One resident chunk.
+
+    Attributes:
+        key: the chunk's key, 1 to 64 bytes, unique in a catalogue.
+        slot: its place, the backend's chunk id.
+        generation: tells fillings of one slot apart; the planner's business.
+        checksums: for each rank one 64-bit little-endian word a layer; all ranks equally long.
+        last_used: seconds since 1970, whole.
+    """
+
+    key: bytes
+    slot: int
+    generation: int
+    checksums: tuple[bytes, ...]
+    last_used: int
+
+
+class Removal(NamedTuple):
+    """Rows to delete, all when ``slots`` is None, and whom to tell."""
+
+    slots: Sequence[int] | None
+    on_durable: OnDurable
+
+
+class Batch(NamedTuple):
+    """What one transaction holds. ``upto`` is the number of the last change that it covers."""
+
+    changes: list[Record | Removal]
+    touched: dict[bytes, int]
+    added: dict[str, int]
+    upto: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.changes or self.touched or self.added)
+
+
+def check_record(record: Record) -> None:
+    """Raise ValueError for a record that the table could not hold:
+
+    Refused early, it cannot block a commit.
+    """
+    if not isinstance(record.key, bytes) or not 1 <= len(record.key) <= MAX_KEY_BYTES:
+        raise ValueError(f"key {record.key!r} must be 1 to {MAX_KEY_BYTES} bytes")
+    for name in ("slot", "generation", "last_used"):
+        value = getattr(record, name)
+        if not isinstance(value, int) or not 0 <= value <= INT64_MAX:
+            raise ValueError(f"{name} must be a whole number from 0 to 2**63 - 1, not {value!r}")
+    if not record.checksums or len({len(part) for part in record.checksums}) != 1:
+        raise ValueError(f"checksums {record.checksums!r} must be equally many bytes for each rank")
+
+
+def split(checksums: bytes, ranks: int) -> tuple[bytes, ...]:
+    """Return ``ranks`` equal parts."""
+    size = len(checksums) // ranks
+    return tuple(checksums[start : start + size] for start in range(0, size * ranks, size))
+
+
+def as_records(rows: list[tuple[int, bytes, int, int, bytes, int]]) -> Iterable[Record]:
+    """Return the records of rows, column-wise: a Python loop body would double the time of a start."""
+    slots, keys, generations, ranks, checksums, last_used = zip(*rows)
+    parts = zip(checksums) if set(ranks) == {1} else map(split, checksums, ranks)
+    return map(partial(tuple.__new__, Record), zip(keys, slots, generations, parts, last_used))
+
+
+def as_row(record: Record) -> tuple[int, bytes, int, int, bytes, int]:
+    """Return a record's columns in the table's order."""
+    key, slot, generation, checksums, last_used = record
+    return slot, key, generation, len(checksums), b"".join(checksums), last_used
+
+
+class Catalogue:
+    """The one writer of a store's catalogue.
+
+    Any thread may call any method; only those that say so wait for the disk. Changes are queued in order and
+    committed together by a thread of this object. A commit that fails is kept, retried with growing pauses
+    and shown in ``last_error``; no caller sees an exception.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, meta: dict[str, Any]) -> None:
+        self._path = path
+        self._connection = connection
+        self._meta = meta
+        self._changed = threading.Condition()
+        self._queue: deque[Record | Removal] = deque()
+        self._touched: dict[bytes, int] = {}
+        self._added: dict[str, int] = {}
+        self._calls: list[Callable[[], None]] = []
+        self._queued_puts = self._enqueued = self._committed = self._wanted = 0
+        self._failures = 0
+        self._closing = False
+        self._last_error: str | None = None
+        self._dropped_puts = 0
+        self._thread = threading.Thread(target=self._run, name="tutti-catalogue", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, path: Path | str, *, layout_facts: Mapping[str, Any]) -> Catalogue:
+        """Open or create the database ``path``.
+
+        A file that is damaged, of another schema or no catalogue at all is renamed to ``<path>.damaged-<n>``
+        and an empty one takes its place. Other ``layout_facts`` (JSON values) than last time drop every row
+        and all of ``meta``: the data lies elsewhere now. Each says so in one log line.
+
+        Raises CatalogueError when no database can be had there: no room, no permission.
+        """
+        path = Path(path)
+        try:
+            connection = file.open_or_replace(path)
+            try:
+                file.apply_facts(connection, path, layout_facts)
+                meta = file.read_meta(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except (sqlite3.Error, OSError, file.DamagedError) as error:
+            raise CatalogueError(
+                f"cannot open the catalogue {path}: {error}; check space and permissions of {path.parent}"
+            ) from error
+        return cls(path, connection, meta)
+
+    # Reading and settings, for the store's start.
+
+    def records(self) -> list[Record]:
+        """Return all rows, waiting for the writer thread. Raises CatalogueError when they cannot be read."""
+        return self._call(self._read_records)
+
+    def _read_records(self) -> list[Record]:
+        rows = self._connection.execute("SELECT * FROM chunks")
+        records: list[Record] = []
+        collecting = gc.isenabled()
+        # The collector would walk a million new tuples again and again, for half of the time.
+        gc.disable()
+        try:
+            while some := rows.fetchmany(READ_ROWS):
+                records += as_records(some)
+        finally:
+            if collecting:
+                gc.enable()
+        return records
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """A copy of the values stored by ``set_meta``, and the layout facts."""
+        return dict(self._meta)
+
+    def set_meta(self, **values: Any) -> None:
+        """Store JSON values durably, waiting for it. Raises CatalogueError when that fails."""
+        self._call(lambda: file.write_meta(self._connection, values))
+        self._meta.update(values)
+
+    def drop_rows(self, condition: str, values: Sequence[Any] = ()) -> int:
+        """Delete the rows that match an SQL condition, durably, waiting for it; return how many they were.
+
+        Raises CatalogueError when that fails.
+        """
+        return self._call(lambda: file.delete_where(self._connection, condition, values))
+
+    def shrink(self) -> None:
+        """Give the space of deleted rows back to the file system, waiting for it. Raises CatalogueError."""
+        self._call(lambda: file.shrink(self._connection))
+
+    # Changes.
+
+    def put(self, record: Record) -> None:
+        """Queue one record, replacing those with its key or slot. Dropped and counted when the queue is full.
+
+        Raises ValueError for a record that no table could hold.
+        """
+        check_record(record)
+        with self._changed:
+            if self._closing or self._queued_puts >= MAX_QUEUED_PUTS:
+                self._dropped_puts += 1
+                return
+            self._queued_puts += 1
+            self._enqueue(record)
+
+    def remove(self, slots: Sequence[int], on_durable: OnDurable) -> None:
+        """Queue the removal of the rows of ``slots``; never dropped.
+
+        ``on_durable`` is called from the writer thread once no crash can bring the rows back, and not before.
+        It gets the slots, those without a row too; many slots come in several calls. It must be quick and
+        must not wait for this catalogue.
+        """
+        with self._changed:
+            for start in range(0, len(slots), MAX_COMMIT_OPERATIONS):
+                self._enqueue(Removal(tuple(slots[start : start + MAX_COMMIT_OPERATIONS]), on_durable))
+
+    def clear(self, on_durable: OnDurable) -> None:
+        """Queue the removal of every row. ``on_durable`` is called once, with the slots that had a row."""
+        with self._changed:
+            self._enqueue(Removal(None, on_durable))
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Note that chunks were used now. May be lost."""
+        now = int(time.time())
+        with self._changed:
+            for key in keys:
+                if len(self._touched) < MAX_QUEUED_TOUCHES or key in self._touched:
+                    self._touched[key] = now
+
+    def add(self, name: str, delta: int) -> None:
+        """Raise a lifetime counter.
+
+        Raises ValueError for a negative ``delta``: counters never go backwards.
+        """
+        if delta < 0:
+            raise ValueError(f"counter {name!r} cannot be raised by {delta}")
+        if delta:
+            with self._changed:
+                self._added[name] = self._added.get(name, 0) + delta
+                self._note()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that was queued before is durable;
+
+        Return False if ``timeout`` seconds were not enough.
+        """
+        with self._changed:
+            self._note()
+            target = self._wanted = self._enqueued
+            self._changed.wait_for(lambda: self._committed >= target or not self._thread.is_alive(), timeout)
+            return self._committed >= target
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Commit what is queued, waiting up to ``timeout`` seconds, and stop;
+
+        Return whether all of it is durable.
+        """
+        with self._changed:
+            if self._closing:
+                return self._committed >= self._enqueued
+        done = self.flush(timeout)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        if not done:
+            log.warning("%s: the last changes are lost: %s", self._path, self._last_error)
+        return done
+
+    @property
+    def last_error(self) -> str | None:
+        """Why the last commit failed; None after one that succeeded."""
+        return self._last_error
+
+    @property
+    def dropped_puts(self) -> int:
+        """Records given up because the queue was full."""
+        return self._dropped_puts
+
+    def _enqueue(self, change: Record | Removal) -> None:
+        self._queue.append(change)
+        self._note()
+
+    def _note(self) -> None:
+        self._enqueued += 1
+        self._changed.notify_all()
+
+    # The writer thread. It alone uses the connection.
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run ``function`` on the writer thread and return what it returns."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                errors.append(error)
+            done.set()
+
+        with self._changed:
+            if self._closing:
+                raise CatalogueError(f"the catalogue {self._path} is closed")
+            self._calls.append(run)
+            self._changed.notify_all()
+        done.wait()
+        if errors:
+            raise CatalogueError(f"cannot use the catalogue {self._path}: {errors[0]}") from errors[0]
+        return results[0]
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work, TOUCH_INTERVAL)
+                self._changed.wait_for(self._is_urgent, self._pause())
+                calls, self._calls = self._calls, []
+                closing = self._closing
+                batch = self._take()
+            for call in calls:
+                call()
+            self._commit(batch)
+            if closing and (self._failures or not self._queue):
+                break
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _has_work(self) -> bool:
+        return bool(self._calls or self._closing or self._enqueued > self._committed)
+
+    def _is_urgent(self) -> bool:
+        if self._calls or self._closing:
+            return True
+        wanted = self._wanted > self._committed or len(self._queue) >= MAX_COMMIT_OPERATIONS
+        return wanted and not self._failures
+
+    def _pause(self) -> float:
+        if self._failures:
+            return min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))
+        return COMMIT_INTERVAL if self._enqueued > self._committed else 0.0
+
+    def _take(self) -> Batch:
+        """Copy what the next transaction holds. Changes leave the queue only once they are durable."""
+        changes: list[Record | Removal] = []
+        rows = 0
+        for change in self._queue:
+            rows += 1 if isinstance(change, Record) else len(change.slots or ())
+            if changes and rows > MAX_COMMIT_OPERATIONS:
+                break
+            changes.append(change)
+        added, self._added = self._added, {}
+        touched = dict(islice(self._touched.items(), MAX_COMMIT_OPERATIONS))
+        for key in touched:
+            del self._touched[key]
+        # Counters have numbers too but no place in the queue: until it is empty, the count stays on the safe
+        # side.
+        last = len(changes) == len(self._queue)
+        return Batch(changes, touched, added, self._enqueued if last else self._committed + len(changes))
+
+    def _commit(self, batch: Batch) -> None:
+        cleared: dict[int, list[int]] = {}
+        try:
+            if not batch.empty:
+                file.bound_log(self._connection, self._path)
+                with file.transaction(self._connection):
+                    cleared = self._apply(batch)
+        except (sqlite3.Error, OSError) as error:
+            self._keep(batch, error)
+            return
+        with self._changed:
+            for _ in batch.changes:
+                self._queue.popleft()
+            self._queued_puts -= sum(isinstance(change, Record) for change in batch.changes)
+            healed, self._failures, self._last_error = self._failures, 0, None
+        if healed:
+            log.info("%s can be written again", self._path)
+        for position, change in enumerate(batch.changes):
+            if isinstance(change, Removal):
+                self._tell(change.on_durable, cleared.get(position, change.slots or ()))
+        with self._changed:
+            self._committed = batch.upto
+            self._changed.notify_all()
+
+    def _apply(self, batch: Batch) -> dict[int, list[int]]:
+        """Write a batch in its order; return the slots that each ``clear`` found, by position."""
+        cleared = {}
+        for is_put, group in groupby(enumerate(batch.changes), lambda item: isinstance(item[1], Record)):
+            if is_put:
+                file.put_rows(self._connection, (as_row(put) for _, put in group if isinstance(put, Record)))
+                continue
+            for position, removal in group:
+                assert isinstance(removal, Removal)
+                if removal.slots is None:
+                    cleared[position] = file.delete_all(self._connection)
+                else:
+                    file.delete_slots(self._connection, removal.slots)
+        file.touch_rows(self._connection, batch.touched)
+        file.add_counters(self._connection, batch.added)
+        return cleared
+
+    def _keep(self, batch: Batch, error: Exception) -> None:
+        """Put back what a failed transaction held and open the database anew after some failures."""
+        with self._changed:
+            for name, delta in batch.added.items():
+                self._added[name] = self._added.get(name, 0) + delta
+            self._touched = {**batch.touched, **self._touched}
+            self._failures += 1
+            self._last_error = str(error)
+        if self._failures == 1:
+            log.warning("%s cannot be written (%s): new chunks are not kept until it can", self._path, error)
+        if self._failures % REOPEN_AFTER == 0:
+            with contextlib.suppress(sqlite3.Error, OSError, file.DamagedError):
+                connection = file.connect(self._path)
+                self._connection.close()
+                self._connection = connection
+
+    def _tell(self, on_durable: OnDurable, slots: Sequence[int]) -> None:
+        try:
+            on_durable(slots)
+        except Exception:
+            log.exception("%s: a callback failed; its %d slots may stay unused", self._path, len(slots))
+
+
+@contextlib.contextmanager
+def reading(directory: Path | str) -> Any:
+    """Open the catalogue of a store's directory for reading, beside its owner if there is one."""
+    path = Path(directory).absolute() / CATALOGUE_NAME
+    # Without a log nobody has the store open, and a reader need not make one to read.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=5.0)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
+
+
+def read_counters(directory: Path | str) -> dict[str, int]:
+    """Return the lifetime counters of the store in ``directory``, from any process.
+
+    Raises CatalogueError when there is no catalogue.
+    """
+    with reading(directory) as connection:
+        return dict(connection.execute("SELECT name, value FROM counters"))
+
+
+def resident_chunks(directory: Path | str) -> int:
+    """Return the number of chunks that the store in ``directory`` holds. Raises as ``read_counters`` does."""
+    with reading(directory) as connection:
+        count: int = connection.execute("SELECT count(*) FROM chunks").fetchone()[0]
+        return count

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue's database file: schema, transactions, damage, and how large it can get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CATALOGUE_NAME", "MAX_COMMIT_OPERATIONS", "MAX_KEY_BYTES", "reserved_bytes"]
+
+log = logging.getLogger(__name__)
+
+CATALOGUE_NAME = "catalogue.db"
+
+MAGIC = b"SQLite format 3\0"
+
+APPLICATION_ID = 0x54555454
+SCHEMA_VERSION = 1
+
+PAGE_BYTES = 4096
+WAL_FRAME_BYTES = PAGE_BYTES + 24
+CHECKPOINT_PAGES = 256
+"""Frames after which the log is copied to the database: 1 MiB."""
+
+MAX_COMMIT_OPERATIONS = 256
+"""Rows that one transaction changes at most; with the row's size it bounds the write-ahead log."""
+
+MAX_KEY_BYTES = 64
+
+COLUMNS = ("slot", "key", "generation", "ranks", "checksums", "last_used")
+
+SCHEMA = (
+    """CREATE TABLE chunks (
+        slot INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, generation INTEGER NOT NULL,
+        ranks INTEGER NOT NULL, checksums BLOB NOT NULL, last_used INTEGER NOT NULL)""",
+    "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+
+
+class DamagedError(Exception):
+    """The file is no catalogue, or none that this version can read."""
+
+
+def reserved_bytes(num_chunks: int, checksum_bytes: int) -> int:
+    """Return an upper bound of what database, write-ahead log and its index occupy.
+
+    A row holds a key, ``checksum_bytes`` and some numbers. B-tree pages may be two thirds empty, and a row
+    that does not fit a page goes to pages of its own. The log holds what is due for a checkpoint and one
+    transaction.
+
+    Args:
+        num_chunks: rows at most.
+        checksum_bytes: checksums of one row, all ranks together.
+    """
+    row = MAX_KEY_BYTES + checksum_bytes + 40
+    table = min(3 * row, row + 2 * PAGE_BYTES)
+    database = 32 * PAGE_BYTES + num_chunks * (table + 3 * (MAX_KEY_BYTES + 16))
+    pages_of_a_row = 6 + checksum_bytes // (PAGE_BYTES - 4)
+    transaction = min(database // PAGE_BYTES, MAX_COMMIT_OPERATIONS * pages_of_a_row)
+    frames = CHECKPOINT_PAGES + transaction
+    index = 32 * 1024 * (2 + frames // 4096)
+    return database + PAGE_BYTES + frames * WAL_FRAME_BYTES + index
+
+
+def refuse_links(path: Path) -> None:
+    """Raise OSError if the database or one of its side files is anything but a plain file."""
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        try:
+            mode = name.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise OSError(f"{name} is not a plain file; remove it")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open ``path`` for writing and make the schema if the file is new.
+
+    Raises DamagedError for anything else than a sound catalogue, sqlite3.Error or OSError when the system
+    refuses.
+    """
+    refuse_links(path)
+    # SQLite would create the file with the umask's mode; its side files copy the mode of the database.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        # Asked here because SQLite would remove the log beside a file that it does not understand.
+        if os.pread(descriptor, len(MAGIC), 0) not in (b"", MAGIC):
+            raise DamagedError("it is not a database")
+    finally:
+        os.close(descriptor)
+    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    try:
+        check(connection)
+        configure(connection)
+        return connection
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        # "Not a database" and "malformed" are this very class, errors of the system its subclasses.
+        if type(error) is sqlite3.DatabaseError:
+            raise DamagedError(str(error)) from error
+        raise
+    except BaseException:
+        connection.close()
+        raise
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """Raise DamagedError unless the database is empty or a sound catalogue."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        return
+    if application != APPLICATION_ID:
+        raise DamagedError("it belongs to another application")
+    if version != SCHEMA_VERSION:
+        raise DamagedError(f"its schema is version {version}, this program reads {SCHEMA_VERSION}")
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise DamagedError(verdict.replace("\n", " "))
+    if tuple(row[1] for row in connection.execute("PRAGMA table_info(chunks)")) != COLUMNS:
+        raise DamagedError("its table has other columns")
+
+
+def configure(connection: sqlite3.Connection) -> None:
+    """Set durability and size limits and create the tables if there are none."""
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_PAGES * WAL_FRAME_BYTES}")
+    # Pages of one transaction stay in memory until its commit; spilling them would write them to the log
+    # twice.
+    connection.execute("PRAGMA cache_size = -32768")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        with transaction(connection):
+            for statement in SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def open_or_replace(path: Path) -> sqlite3.Connection:
+    """Open ``path``; set a damaged or foreign file aside first, with one log line."""
+    try:
+        return connect(path)
+    except DamagedError as error:
+        aside = set_aside(path)
+        log.warning("%s cannot be used (%s): kept as %s, the store starts empty", path, error, aside.name)
+        return connect(path)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename the database and its side files to the first free ``.damaged-<n>`` and return the new name."""
+    number = 1
+    while any(os.path.lexists(f"{path}.damaged-{number}{tail}") for tail in ("", "-wal", "-shm")):
+        number += 1
+    aside = Path(f"{path}.damaged-{number}")
+    # The log goes first: a crash in between must not leave it beside a new database.
+    for tail in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{path}{tail}").rename(f"{aside}{tail}")
+    return aside
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Any:
+    """Commit what the block did, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # After some errors SQLite has rolled back by itself; a second time is then an error of its own.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def bound_log(connection: sqlite3.Connection, path: Path) -> None:
+    """Empty the write-ahead log if it is past its checkpoint size.
+
+    Raises sqlite3.Error while a reader blocks it.
+    """
+    try:
+        size = Path(f"{path}-wal").stat().st_size
+    except FileNotFoundError:
+        return
+    if size <= CHECKPOINT_PAGES * WAL_FRAME_BYTES + PAGE_BYTES:
+        return
+    busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    if busy:
+        raise sqlite3.OperationalError("a reader keeps the write-ahead log from being emptied")
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Return the table of settings; a value that is not JSON is left out."""
+    meta: dict[str, Any] = {}
+    for name, value in connection.execute("SELECT name, value FROM meta"):
+        with contextlib.suppress(ValueError, TypeError):
+            meta[name] = json.loads(value)
+    return meta
+
+
+def write_meta(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
+    """Store settings durably."""
+    rows = [(name, json.dumps(value, sort_keys=True)) for name, value in values.items()]
+    with transaction(connection):
+        connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+
+def apply_facts(connection: sqlite3.Connection, path: Path, facts: Mapping[str, Any]) -> None:
+    """Compare the facts with the stored ones; drop rows and settings, with one log line, if they differ."""
+    wanted = json.loads(json.dumps(facts))
+    stored = read_meta(connection).get("layout_facts")
+    if stored == wanted:
+        return
+    with transaction(connection):
+        rows = connection.execute("SELECT count(*) FROM chunks").fetchone()[0]
+        connection.execute("DELETE FROM chunks")
+        connection.execute("DELETE FROM meta")
+        text = json.dumps(wanted, sort_keys=True)
+        connection.execute("INSERT INTO meta VALUES ('layout_facts', ?)", (text,))
+    if rows:
+        log.warning("%s: the store's layout changed, its %d chunks are dropped", path, rows)
+
+
+def delete_where(connection: sqlite3.Connection, condition: str, values: Sequence[Any]) -> int:
+    """Delete rows durably and return their number."""
+    with transaction(connection):
+        return connection.execute(f"DELETE FROM chunks WHERE {condition}", values).rowcount
+
+
+def shrink(connection: sqlite3.Connection) -> None:
+    """Give free pages back to the file system."""
+    connection.execute("VACUUM")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def put_rows(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Insert rows in the order of ``COLUMNS``, replacing those with an equal slot or key."""
+    connection.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+def delete_slots(connection: sqlite3.Connection, slots: Iterable[int]) -> None:
+    """Delete the rows of slots."""
+    connection.executemany("DELETE FROM chunks WHERE slot = ?", ((slot,) for slot in slots))
+
+
+def delete_all(connection: sqlite3.Connection) -> list[int]:
+    """Delete every row and return the slots that had one."""
+    slots = [slot for (slot,) in connection.execute("SELECT slot FROM chunks")]
+    connection.execute("DELETE FROM chunks")
+    return slots
+
+
+def touch_rows(connection: sqlite3.Connection, touched: Mapping[bytes, int]) -> None:
+    """Raise the last use of rows."""
+    connection.executemany(
+        "UPDATE chunks SET last_used = max(last_used, ?) WHERE key = ?",
+        ((used, key) for key, used in touched.items()),
+    )
+
+
+def add_counters(connection: sqlite3.Connection, added: Mapping[str, int]) -> None:
+    """Raise counters, making those that are new."""
+    connection.executemany(
+        "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        added.items(),
+    )
