@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import ci_workflows  # noqa: E402
 from tools.ci_plan import PackagePlan, Plan, make_plan, publication_order  # noqa: E402
-from tools.ci_run import Runner, StepFailed  # noqa: E402
+from tools.ci_run import Runner  # noqa: E402
 from tools.layers import closure, read_distributions  # noqa: E402
 
 __all__ = ["changed_paths", "main"]
@@ -81,14 +81,12 @@ def run(options: argparse.Namespace) -> int:
     if options.prebuilt:
         for item in plan.packages.values():
             item.build = False
-    runner = Runner(dist.resolve(), work.resolve(), read_distributions(), options.python, options.with_vllm)
-    try:
-        runner.run(plan)
-    except StepFailed as failure:
-        print(runner.summary(), f"FAILED  {failure}", f"logs and environments: {work}", sep="\n", flush=True)
-        return 1
+    runner = Runner(dist.resolve(), work.resolve(), read_distributions(), options.with_vllm)
+    passed = runner.run(plan)
     print(runner.summary(), flush=True)
-    return 0
+    if not passed:
+        print(f"ci: logs and environments are in {work}", flush=True)
+    return 0 if passed else 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,7 +100,6 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--base", metavar="REF", help="what changed since this commit")
     command.add_argument("--work", help="folder for environments and logs (default: a new temporary one)")
     command.add_argument("--dist", help="folder for sdists and wheels (default: WORK/dist)")
-    command.add_argument("--python", default=sys.executable, help="interpreter to build and test with")
     command.add_argument("--prebuilt", action="store_true", help="test the wheels that lie in --dist")
     command.add_argument("--with-vllm", action="store_true", help="cross-package tests with vLLM's CPU build")
     command = commands.add_parser("workflows")

@@ -74,7 +74,7 @@ def layer_of(name: str) -> int | None:
 
 
 def closure(distributions: dict[str, Distribution], name: str) -> frozenset[str]:
-    """The siblings that `name` needs, directly or through others; not `name` itself."""
+    """The siblings in `distributions` that `name` needs, directly or through others; not `name` itself."""
     reached: set[str] = set()
     waiting = [name]
     while waiting:
@@ -82,7 +82,7 @@ def closure(distributions: dict[str, Distribution], name: str) -> frozenset[str]
         fresh = (current.siblings() if current else frozenset()) - reached
         reached |= fresh
         waiting += fresh
-    return frozenset(reached - {name})
+    return frozenset(reached & set(distributions)) - {name}
 
 
 def _problems_of(distribution: Distribution, distributions: dict[str, Distribution]) -> list[str]:

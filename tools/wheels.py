@@ -32,9 +32,9 @@ BASE_LIBRARIES = frozenset(
     | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 )
 # libstdc++'s headers give their own templates default visibility; every C++ library has some of them.
-STANDARD_SYMBOLS = re.compile(
-    r"_Z(N|T[ISV]|Z|GV)*(N?K?S[tabsiod]|N?K?9__gnu_cxx|TI|TS)|_ZN10__cxxabiv1|_init$|_fini$"
-)
+STANDARD_SYMBOLS = re.compile(r"_Z(N|T[ISV]|Z|GV)*(N?K?S[tabsiod]|N?K?9__gnu_cxx|TI|TS)|_ZN10__cxxabiv1")
+# Set by some linkers in every library; they name no code.
+LINKER_SYMBOLS = frozenset({"__bss_start", "_edata", "_end", "_init", "_fini"})
 BUILD_PATH = re.compile(rb"/(?:home|root|tmp|work|builds?|Users|var/tmp)/[\x21-\x7e]{2,120}")
 FORBIDDEN_MEMBERS = re.compile(
     r"(^|/)(tests?|benchmarks|examples|csrc|include|changelog\.d|__pycache__)/|\.(a|o|cpp|hpp|h)$"
@@ -92,7 +92,7 @@ def check_library(library: Path, shown: str, rule: WheelRule) -> list[str]:
         found.append(f"{shown}: needs {name}; open it at run time (dlopen) or allow it in tools/wheels.py")
     for path in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.+)\]", dynamic):
         found.append(f"{shown}: run path {path!r}; it must be empty")
-    for name in sorted(exported_symbols(library)):
+    for name in sorted(exported_symbols(library) - LINKER_SYMBOLS):
         if not re.match(rule.exports, name) and not STANDARD_SYMBOLS.match(name):
             found.append(f"{shown}: exports {name}; compile with hidden visibility")
     for path in sorted(set(BUILD_PATH.findall(library.read_bytes())))[:5]:
