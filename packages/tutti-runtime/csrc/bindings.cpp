@@ -46,11 +46,16 @@ py::array_t<T> to_array(const std::vector<T>& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-std::uint64_t to_handle(const py::int_& value) {
-  const std::uint64_t handle = PyLong_AsUnsignedLongLong(value.ptr());
+/// Takes anything that is an integer to Python, NumPy's scalars too.
+std::uint64_t to_handle(const py::object& value) {
+  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (!number) {
+    throw py::error_already_set();
+  }
+  const std::uint64_t handle = PyLong_AsUnsignedLongLong(number.ptr());
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    throw InvalidHandle("handle " + py::str(value).cast<std::string>() + " is not one of this runtime's");
+    throw InvalidHandle("handle " + py::str(number).cast<std::string>() + " is not one of this runtime's");
   }
   return handle;
 }
@@ -97,7 +102,7 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests) {
   return py::make_tuple(handle, accepted, errors);
 }
 
-py::object wait(StorageRuntime& runtime, const py::int_& handle, std::optional<double> timeout) {
+py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional<double> timeout) {
   const std::uint64_t batch = to_handle(handle);
   const std::optional<Duration> limit = to_timeout(timeout);
   std::optional<Completion> completion;
@@ -218,22 +223,22 @@ PYBIND11_MODULE(_core, m) {
   py::class_<StorageRuntime, Holder>(m, "StorageRuntime")
       .def("open", &StorageRuntime::open, "uri"_a, "writable"_a, Release())
       .def("close",
-           [](StorageRuntime& r, const py::int_& h) {
+           [](StorageRuntime& r, const py::object& h) {
              const std::uint64_t handle = to_handle(h);
              py::gil_scoped_release release;
              r.close(handle);
            })
       .def("register_memory", &StorageRuntime::register_memory, "address"_a, "size"_a, Release())
       .def("unregister_memory",
-           [](StorageRuntime& r, const py::int_& h) {
+           [](StorageRuntime& r, const py::object& h) {
              const std::uint64_t handle = to_handle(h);
              py::gil_scoped_release release;
              r.unregister_memory(handle);
            })
       .def("submit", &submit, "requests"_a)
-      .def("poll", [](StorageRuntime& r, const py::int_& h) { return r.poll(to_handle(h)); })
+      .def("poll", [](StorageRuntime& r, const py::object& h) { return r.poll(to_handle(h)); })
       .def("wait", &wait, "handle"_a, "timeout"_a)
-      .def("abandon", [](StorageRuntime& r, const py::int_& h) { r.abandon(to_handle(h)); })
+      .def("abandon", [](StorageRuntime& r, const py::object& h) { r.abandon(to_handle(h)); })
       .def("completion_fd", &StorageRuntime::completion_fd)
       .def("caps", &caps)
       .def("stats", &stats)

@@ -1,13 +1,374 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cerrno>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tutti/runtime/detail/buffer_slots.hpp"
+#include "tutti/runtime/detail/file_op.hpp"
+#include "tutti/runtime/detail/io_thread.hpp"
 #include "tutti/runtime/detail/paths.hpp"
+#include "tutti/runtime/detail/uring.hpp"
 #include "tutti/runtime/error.hpp"
 
 namespace tutti::runtime::detail {
+namespace {
 
-std::unique_ptr<DataPath> make_uring_path(DirectPolicy, std::uint32_t) {
-  throw SystemError(ENOSYS, "the io_uring data path is not part of this build");
+constexpr std::uint64_t kWake = UINT64_MAX;
+constexpr std::uint32_t kBufferTableSize = 1024;  // of at most 1 GiB each
+
+std::uint32_t buffers_of(const Memory& memory) {
+  return static_cast<std::uint32_t>((memory.size + abi::kMaxBufferBytes - 1) / abi::kMaxBufferBytes);
+}
+
+/// Operations that one ring holds, addressed by the user_data of their entries. Belongs to the progress
+/// thread.
+class InRing {
+ public:
+  explicit InRing(std::uint32_t depth) : ops_(depth) {
+    for (std::uint32_t i = depth; i > 0; --i) {
+      free_.push_back(i - 1);
+    }
+  }
+
+  [[nodiscard]] bool full() const noexcept { return free_.empty(); }
+  [[nodiscard]] bool empty() const noexcept { return free_.size() == ops_.size(); }
+  [[nodiscard]] IoOp& operator[](std::uint64_t slot) noexcept { return ops_[slot]; }
+
+  std::uint32_t put(const IoOp& op) noexcept {
+    const std::uint32_t slot = free_.back();
+    free_.pop_back();
+    ops_[slot] = op;
+    return slot;
+  }
+
+  void remove(std::uint64_t slot) noexcept { free_.push_back(static_cast<std::uint32_t>(slot)); }
+
+ private:
+  std::vector<IoOp> ops_;
+  std::vector<std::uint32_t> free_;
+};
+
+void fill(abi::Sqe& sqe, const IoOp& op) noexcept {
+  sqe.fd = file_of(op).fd();
+  // The kernel said EAGAIN where it was not to wait: let a worker thread of its own wait.
+  sqe.flags = op.attempts > 0 ? abi::kSqeAsync : std::uint8_t{0};
+  if (op.direction == Direction::kFlush) {
+    sqe.opcode = abi::kFsync;
+    sqe.op_flags = abi::kFsyncDatasync;
+    return;
+  }
+  const bool read = op.direction == Direction::kRead;
+  sqe.opcode = read ? abi::kRead : abi::kWrite;
+  sqe.address = reinterpret_cast<std::uint64_t>(op.address + op.done);
+  sqe.length = static_cast<std::uint32_t>(op.length - op.done);
+  sqe.offset = op.target_offset + op.done;
+  if (op.memory->buffer_index < 0) {
+    return;
+  }
+  const auto begin = static_cast<std::uint64_t>(op.address + op.done - op.memory->address);
+  const std::uint64_t buffer = begin / abi::kMaxBufferBytes;
+  if ((begin + sqe.length - 1) / abi::kMaxBufferBytes == buffer) {
+    sqe.opcode = read ? abi::kReadFixed : abi::kWriteFixed;
+    sqe.buffer_index =
+        static_cast<std::uint16_t>(static_cast<std::uint64_t>(op.memory->buffer_index) + buffer);
+  }
+}
+
+class UringPath final : public DataPath {
+ public:
+  UringPath(DirectPolicy direct, std::uint32_t depth)
+      : opener_(direct), in_ring_(depth), slots_(kBufferTableSize) {
+    wake_fd_ = ::eventfd(0, EFD_CLOEXEC);
+    if (wake_fd_ < 0) {
+      const int error = errno;
+      throw SystemError(error, std::string("cannot make an eventfd: ") + std::strerror(error));
+    }
+    finished_.reserve(depth);
+    std::promise<void> ready;
+    std::future<void> started = ready.get_future();
+    try {
+      thread_ = start_io_thread("tutti-uring", [this, depth, &ready] { work(depth, ready); });
+      started.get();
+    } catch (const std::system_error& error) {
+      ::close(wake_fd_);
+      throw SystemError(error.code().value(), "cannot start the io_uring thread: " + error.code().message());
+    } catch (...) {
+      thread_.join();
+      ::close(wake_fd_);
+      throw;
+    }
+  }
+
+  ~UringPath() override {
+    shutdown();
+    ::close(wake_fd_);
+  }
+
+  void start(CompletionSink& sink) override {
+    std::lock_guard lock(mutex_);
+    sink_ = &sink;
+  }
+
+  std::unique_ptr<Target> open(const TargetUri& uri, bool writable) override {
+    return opener_.open(uri, writable);
+  }
+
+  void submit(std::span<const IoOp> ops) override {
+    std::lock_guard lock(mutex_);
+    const bool was_empty = inbox_.empty();
+    inbox_.insert(inbox_.end(), ops.begin(), ops.end());
+    if (was_empty) {
+      wake();
+    }
+  }
+
+  void register_memory(Memory& memory) override {
+    run_on_thread([this, &memory] { place_buffers(memory); });
+  }
+
+  void unregister_memory(const Memory& memory) noexcept override {
+    if (memory.buffer_index >= 0) {
+      run_on_thread([this, &memory] { remove_buffers(memory); });
+    }
+  }
+
+  void shutdown() noexcept override {
+    if (!thread_.joinable()) {
+      return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      wake();
+    }
+    thread_.join();
+  }
+
+  DataPathCaps caps() const override {
+    std::lock_guard lock(mutex_);
+    return {"uring", opener_.policy_name(), used_, unused_};
+  }
+  std::uint64_t direct_fallbacks() const noexcept override { return opener_.fallbacks(); }
+
+ private:
+  // --- any thread
+
+  void wake() noexcept {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof one);
+  }
+
+  // SINGLE_ISSUER lets only the thread that made the ring register anything with it. After shutdown there is
+  // no ring, and nothing to do.
+  void run_on_thread(const std::function<void()>& command) {
+    std::promise<void> done;
+    std::future<void> finished = done.get_future();
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) {
+        return;
+      }
+      commands_.push_back([&command, &done] {
+        try {
+          command();
+          done.set_value();
+        } catch (...) {
+          done.set_exception(std::current_exception());
+        }
+      });
+      wake();
+    }
+    finished.get();
+  }
+
+  // --- the progress thread
+
+  void work(std::uint32_t depth, std::promise<void>& ready) noexcept {
+    try {
+      ring_.emplace(depth + 1);  // and the read of the wake-up
+      note_features();
+    } catch (...) {
+      ready.set_exception(std::current_exception());
+      return;
+    }
+    ready.set_value();
+    arm_wake();
+    while (take_inbox() || !pending_.empty() || !in_ring_.empty()) {
+      issue_pending();
+      const int error = ring_->enter();
+      if (reap() == 0 && error != 0 && error != EINTR) {
+        // The kernel is out of memory or of room for completions: what is in the ring goes on, so come back.
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    ring_.reset();
+  }
+
+  void note_features() {
+    std::lock_guard lock(mutex_);
+    const std::uint32_t flags = ring_->setup_flags();
+    const auto note = [&](std::uint32_t flag, const char* name, const char* use, const char* why_not) {
+      ((flags & flag) != 0 ? used_ : unused_)[name] = (flags & flag) != 0 ? use : why_not;
+    };
+    note(abi::kSetupSubmitAll, "SUBMIT_ALL", "a bad entry holds back no other",
+         "the kernel is older than 5.18");
+    note(abi::kSetupSingleIssuer, "SINGLE_ISSUER", "one thread submits", "the kernel is older than 6.1");
+    note(abi::kSetupDeferTaskrun, "DEFER_TASKRUN", "completions are taken in batches",
+         "the kernel is older than 6.1");
+    const int error = ring_->make_buffer_table(kBufferTableSize);
+    has_buffer_table_ = error == 0;
+    unused_["registered_buffers"] =
+        has_buffer_table_ ? "no memory is registered yet" : "the kernel is older than 5.19";
+    unused_["registered_files"] = "one look-up of a descriptor is small beside a transfer of 64 KiB and more";
+    unused_["SQPOLL"] = "it keeps one core busy";
+    unused_["IOPOLL"] = "it needs a drive with polling queues and O_DIRECT on every target";
+  }
+
+  void arm_wake() noexcept {
+    abi::Sqe* sqe = ring_->next_sqe();
+    // Never null: the ring has one entry more than there are operations.
+    sqe->opcode = abi::kRead;
+    sqe->fd = wake_fd_;
+    sqe->address = reinterpret_cast<std::uint64_t>(&wake_count_);
+    sqe->length = sizeof wake_count_;
+    sqe->user_data = kWake;
+  }
+
+  /// False once shutdown was asked for.
+  bool take_inbox() {
+    std::vector<std::function<void()>> commands;
+    bool running = true;
+    {
+      std::lock_guard lock(mutex_);
+      pending_.insert(pending_.end(), inbox_.begin(), inbox_.end());
+      inbox_.clear();
+      commands.swap(commands_);
+      running = !stopping_;
+    }
+    for (const auto& command : commands) {
+      command();
+    }
+    return running;
+  }
+
+  void issue_pending() noexcept {
+    while (!pending_.empty() && !in_ring_.full()) {
+      abi::Sqe* sqe = ring_->next_sqe();
+      if (sqe == nullptr) {
+        return;
+      }
+      fill(*sqe, pending_.front());
+      sqe->user_data = in_ring_.put(pending_.front());
+      pending_.pop_front();
+    }
+  }
+
+  std::uint32_t reap() noexcept {
+    bool woken = false;
+    finished_.clear();
+    again_.clear();
+    const std::uint32_t count = ring_->reap([&](std::uint64_t user_data, std::int32_t result) {
+      if (user_data == kWake) {
+        woken = true;
+        return;
+      }
+      IoOp& op = in_ring_[user_data];
+      (advance(op, result, opener_) == Step::kDone ? finished_ : again_).push_back(op);
+      in_ring_.remove(user_data);
+    });
+    // What is under way goes before what has not begun.
+    pending_.insert(pending_.begin(), again_.begin(), again_.end());
+    if (woken) {
+      arm_wake();
+    }
+    if (!finished_.empty()) {
+      sink_->complete(finished_);
+    }
+    return count;
+  }
+
+  void place_buffers(Memory& memory) {
+    const std::uint32_t count = buffers_of(memory);
+    const int first = has_buffer_table_ ? slots_.take(count) : -1;
+    if (first < 0) {
+      if (has_buffer_table_) {
+        note_buffers(false, "the table of 1024 buffers is full for the newest memory");
+      }
+      return;
+    }
+    std::vector<iovec> parts(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint64_t begin = i * abi::kMaxBufferBytes;
+      parts[i] = {memory.address + begin, std::min(abi::kMaxBufferBytes, memory.size - begin)};
+    }
+    const int error = ring_->update_buffers(static_cast<std::uint32_t>(first), parts.data(), count);
+    memory.buffer_index = first;
+    if (error != 0) {
+      remove_buffers(memory);
+      memory.buffer_index = -1;
+      note_buffers(false, std::string("the kernel did not pin the newest memory: ") + std::strerror(error) +
+                              (error == ENOMEM ? " (RLIMIT_MEMLOCK)" : ""));
+      return;
+    }
+    note_buffers(true, "memory is pinned once, not for every transfer");
+  }
+
+  void remove_buffers(const Memory& memory) {
+    const std::uint32_t count = buffers_of(memory);
+    const auto first = static_cast<std::uint32_t>(memory.buffer_index);
+    const std::vector<iovec> none(count);
+    ring_->update_buffers(first, none.data(), count);
+    slots_.give_back(first, count);
+  }
+
+  void note_buffers(bool used, const std::string& text) {
+    std::lock_guard lock(mutex_);
+    (used ? unused_ : used_).erase("registered_buffers");
+    (used ? used_ : unused_)["registered_buffers"] = text;
+  }
+
+  FileOpener opener_;
+  int wake_fd_ = -1;
+  std::thread thread_;
+
+  mutable std::mutex mutex_;  ///< guards the next seven
+  CompletionSink* sink_ = nullptr;
+  std::vector<IoOp> inbox_;
+  std::vector<std::function<void()>> commands_;
+  bool stopping_ = false;
+  std::map<std::string, std::string> used_;
+  std::map<std::string, std::string> unused_;
+
+  // The progress thread's own.
+  std::optional<Uring> ring_;
+  std::uint64_t wake_count_ = 0;
+  std::deque<IoOp> pending_;
+  InRing in_ring_;
+  std::vector<IoOp> finished_;
+  std::vector<IoOp> again_;
+  BufferSlots slots_;
+  bool has_buffer_table_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<DataPath> make_uring_path(DirectPolicy direct, std::uint32_t queue_depth) {
+  return std::make_unique<UringPath>(direct, queue_depth);
 }
 
 }  // namespace tutti::runtime::detail

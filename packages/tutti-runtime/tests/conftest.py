@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fixture per thing that a runtime needs; ``setup`` runs a test on every data path and O_DIRECT policy."""
+"""One fixture per thing that a runtime needs; ``setup`` runs a test on every data path and policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 # Test files are imported without their folder on the path; the helpers beside them are not.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runtime_kit import ALL_PATHS, FILE_PATHS, Setup, make, pair_id  # noqa: E402
+from runtime_kit import ALL_PATHS, FILE_PATHS, Setup, make, pair_id
 
 
 @pytest.fixture

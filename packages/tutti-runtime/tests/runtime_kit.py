@@ -61,7 +61,9 @@ class Setup:
         return buffer, self.runtime.register_memory(buffer.address, size)
 
 
-def request(direction: int, memory: int, memory_offset: int, target: int, target_offset: int, length: int) -> tuple:
+def request(
+    direction: int, memory: int, memory_offset: int, target: int, target_offset: int, length: int
+) -> tuple:
     return (direction, 0, memory, memory_offset, target, target_offset, length)
 
 

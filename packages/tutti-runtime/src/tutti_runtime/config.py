@@ -42,4 +42,6 @@ def check_keys(spec: Mapping[str, Any], known: Iterable[str]) -> None:
         if key in names:
             continue
         near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.0)
-        raise ValueError(f"unknown key {key!r}; the nearest known key is {near[0]!r} (known: {', '.join(names)})")
+        raise ValueError(
+            f"unknown key {key!r}; the nearest known key is {near[0]!r} (known: {', '.join(names)})"
+        )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the storage runtime. What the operating system refuses arrives as ``OSError`` with errno and filename."""
+"""Errors of the storage runtime. What the operating system refuses arrives as ``OSError`` with errno and
+filename."""
 
 from __future__ import annotations
 

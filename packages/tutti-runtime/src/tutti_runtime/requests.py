@@ -37,9 +37,9 @@ REQUEST_DTYPE: Final = np.dtype(
 class SubmitResult:
     """What became of each request of a batch, in the order of the batch.
 
-    ``errors[i]`` is 0 where ``accepted[i]``, else EINVAL (malformed, misaligned, out of range), EBADF (bad handle),
-    EACCES (write to a target opened read-only) or EAGAIN (no room: submit it again later). ``handle`` covers the
-    accepted requests and is ``None`` when there is none.
+    ``errors[i]`` is 0 where ``accepted[i]``, else EINVAL (malformed, misaligned, out of range), EBADF (bad
+    handle), EACCES (write to a target opened read-only) or EAGAIN (no room: submit it again later).
+    ``handle`` covers the accepted requests and is ``None`` when there is none.
     """
 
     handle: int | None
@@ -51,7 +51,8 @@ class SubmitResult:
 class Completion:
     """Outcome of the accepted requests of a batch, in their order.
 
-    ``status[i]`` is 0 or a positive errno, EIO for a transfer that ended early; ``bytes[i]`` is what was moved.
+    ``status[i]`` is 0 or a positive errno, EIO for a transfer that ended early; ``bytes[i]`` is what was
+    moved.
     """
 
     status: NDArray[np.int32]

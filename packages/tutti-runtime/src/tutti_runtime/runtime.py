@@ -31,9 +31,9 @@ if REQUEST_DTYPE.itemsize != _core.REQUEST_ITEMSIZE:  # a binary of another vers
 class Runtime:
     """Moves bytes between registered memory and opened targets, in batches, without blocking the caller.
 
-    Made by :func:`make_file_runtime`, :func:`make_memory_runtime` or :func:`make_runtime`. All methods may be called
-    from any thread. After :meth:`shutdown` every method raises :class:`RuntimeClosedError`; in a child of ``fork``
-    every method raises :class:`ForkedRuntimeError`.
+    Made by :func:`make_file_runtime`, :func:`make_memory_runtime` or :func:`make_runtime`. All methods may
+    be called from any thread. After :meth:`shutdown` every method raises :class:`RuntimeClosedError`; in a
+    child of ``fork`` every method raises :class:`ForkedRuntimeError`.
     """
 
     def __init__(self, core: _core.StorageRuntime) -> None:
@@ -45,12 +45,13 @@ class Runtime:
     def open(self, uri: str, *, writable: bool = True) -> int:
         """Open a target and return its handle.
 
-        ``file:///absolute/path`` on a file runtime: the file must exist, be regular and not a symbolic link. It is
-        never created or resized, and its size is taken at this moment. Every ``%XX`` is decoded once.
+        ``file:///absolute/path`` on a file runtime: the file must exist, be regular and not a symbolic
+        link. It is never created or resized, and its size is taken at this moment. Every ``%XX`` is decoded
+        once.
         ``mem://name?size=BYTES`` on a memory runtime: zeros at first; lives as long as the runtime.
 
-        Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set) for what
-        the system refuses.
+        Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set)
+        for what the system refuses.
         """
         if not isinstance(uri, str):
             raise TypeError(f"uri={uri!r} must be a str")
@@ -92,19 +93,24 @@ class Runtime:
     def register_memory(self, address: int, size: int, *, kind: str = "host", io_granularity: int = 0) -> int:
         """Make ``size`` bytes at ``address`` usable in requests and return a handle.
 
-        ``address`` is a multiple of 64 KiB, ``size`` of 4 KiB. The memory stays the caller's and must stay mapped
-        until :meth:`unregister_memory`. ``io_granularity`` (bytes, multiple of 4 KiB that divides ``size``, or 0) is
-        the usual request length; the data paths of today make no use of it. Raises ``ValueError``.
+        ``address`` is a multiple of 64 KiB, ``size`` of 4 KiB. The memory stays the caller's and must stay
+        mapped until :meth:`unregister_memory`. ``io_granularity`` (bytes, multiple of 4 KiB that divides
+        ``size``, or 0) is the usual request length; the data paths of today make no use of it. Raises
+        ``ValueError``.
         """
         if kind in ("pinned_host", "device"):
-            raise ValueError(f"kind={kind!r} is not supported by this data path; caps()['memory_kinds'] is ['host']")
+            raise ValueError(
+                f"kind={kind!r} is not supported by this data path; caps()['memory_kinds'] is ['host']"
+            )
         if kind != "host":
             raise ValueError(f"kind={kind!r} must be 'host'")
         for name, value in (("address", address), ("size", size), ("io_granularity", io_granularity)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
                 raise ValueError(f"{name}={value!r} must be an int from 0 to 2**64 - 1")
         if io_granularity and (io_granularity % 4096 or size % io_granularity):
-            raise ValueError(f"io_granularity={io_granularity} must be a multiple of 4096 that divides size={size}")
+            raise ValueError(
+                f"io_granularity={io_granularity} must be a multiple of 4096 that divides size={size}"
+            )
         return self._core.register_memory(address, size)
 
     def unregister_memory(self, memory: int) -> None:
@@ -116,9 +122,9 @@ class Runtime:
     def submit(self, requests: NDArray[np.void]) -> SubmitResult:
         """Start a batch: a one-dimensional array of :data:`REQUEST_DTYPE`.
 
-        Each request is accepted or rejected on its own; the order in which accepted ones run is not defined, so a
-        batch must not write one range twice or read a range that it writes. Raises ``TypeError`` for another dtype and
-        ``ValueError`` for another shape.
+        Each request is accepted or rejected on its own; the order in which accepted ones run is not
+        defined, so a batch must not write one range twice or read a range that it writes. Raises
+        ``TypeError`` for another dtype and ``ValueError`` for another shape.
         """
         if not isinstance(requests, np.ndarray) or requests.dtype != REQUEST_DTYPE:
             found = requests.dtype if isinstance(requests, np.ndarray) else type(requests).__name__
@@ -136,12 +142,14 @@ class Runtime:
     def wait(self, handle: int, timeout: float | None = None) -> Completion:
         """Wait for a batch, at most ``timeout`` seconds (``None``: for ever), and consume its handle.
 
-        Raises ``TimeoutError`` when time is up, the handle then stays good, and ``InvalidHandleError`` for a handle
-        that was consumed or abandoned or is not this runtime's. Signals are handled while waiting.
+        Raises ``TimeoutError`` when time is up, the handle then stays good, and ``InvalidHandleError`` for
+        a handle that was consumed or abandoned or is not this runtime's. Signals are handled while waiting.
         """
         outcome = self._core.wait(handle, timeout)
         if outcome is None:
-            raise TimeoutError(errno.ETIMEDOUT, f"batch {handle} has not finished within {timeout} s; wait again")
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"batch {handle} has not finished within {timeout} s; wait again"
+            )
         if not self._fallback_said:
             self._say_fallback()
         return Completion(*outcome)
@@ -151,7 +159,8 @@ class Runtime:
         self._core.abandon(handle)
 
     def completion_fd(self) -> int:
-        """An eventfd that is readable after batches have finished; reading it gives how many since the last read.
+        """An eventfd that is readable after batches have finished; reading it gives how many since the last
+        read.
 
         It belongs to the runtime: do not close it. ``shutdown`` closes it.
         """
@@ -172,7 +181,8 @@ class Runtime:
     def shutdown(self, timeout: float = 5.0) -> bool:
         """Refuse new calls, wait at most ``timeout`` seconds for what is in flight, then close everything.
 
-        Returns whether all has ended. ``False``: targets and memory are still in use; call again to go on waiting.
+        Returns whether all has ended. ``False``: targets and memory are still in use; call again to go on
+        waiting.
         """
         return self._core.shutdown(timeout)
 
@@ -188,7 +198,9 @@ class Runtime:
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and core.is_owner and not core.stopped:
-            warnings.warn("a tutti_runtime.Runtime was not shut down", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(
+                "a tutti_runtime.Runtime was not shut down", ResourceWarning, stacklevel=2, source=self
+            )
 
     def _say_fallback(self) -> None:
         count = 0 if self._fallback_said else self._core.direct_fallbacks
@@ -209,10 +221,11 @@ def make_file_runtime(
 ) -> Runtime:
     """Make a runtime for ``file://`` targets.
 
-    ``data_path``: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it. ``direct``: ``"on"``
-    (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system takes it. ``queue_depth``:
-    operations that io_uring holds at once. ``max_in_flight``: accepted and unfinished requests. ``threads``: size of
-    the posix pool. Raises ``ValueError`` naming the key, and ``OSError`` when ``"uring"`` is asked for and refused.
+    ``data_path``: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it. ``direct``:
+    ``"on"`` (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system takes it.
+    ``queue_depth``: operations that io_uring holds at once. ``max_in_flight``: accepted and unfinished
+    requests. ``threads``: size of the posix pool. Raises ``ValueError`` naming the key, and ``OSError``
+    when ``"uring"`` is asked for and refused.
     """
     return Runtime(
         _core.make_file(
@@ -231,9 +244,11 @@ def make_memory_runtime(*, max_in_flight: int = 4096) -> Runtime:
 
 
 def make_runtime(spec: Mapping[str, Any]) -> Runtime:
-    """Make a runtime from a mapping: ``kind`` is ``"file"`` or ``"memory"``, other keys are those of its function.
+    """Make a runtime from a mapping: ``kind`` is ``"file"`` or ``"memory"``, other keys are those of its
+    function.
 
-    Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad value.
+    Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad
+    value.
     """
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec={spec!r} must be a mapping")
