@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planning side of a store on local drives: one process owns directories, catalogue and capacity."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
+from tutti_engine.catalogue_file import reserved_bytes
+from tutti_engine.errors import GeometryError
+from tutti_engine.geometry import Geometry
+from tutti_engine.namespace import Namespace
+from tutti_engine.owner import OwnerLock
+from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout, choose_chunks_per_file
+from tutti_engine.store_roots import NAMESPACE_FILE, prepare_roots, read_store_id, trim_files, write_private
+
+__all__ = ["LocalStore", "bytes_needed", "chunks_that_fit"]
+
+log = logging.getLogger(__name__)
+
+CHECKSUM_BYTES = 8
+
+BLOCK_BYTES = 4096
+
+EXTENT_BYTES = 16
+"""Bytes that a file system spends on mapping one separately written segment (ext4: 4096 for 340 extents)."""
+
+NAMESPACE_FILE_BYTES = 16 * BLOCK_BYTES
+"""Room for ``namespace.json`` and for the copy that replaces it."""
+
+
+def bytes_needed(num_chunks: int, *, geometry: Geometry, ranks: int, roots: int) -> int:
+    """Return an upper bound of what a store of ``num_chunks`` occupies on disk, everything included.
+
+    That is: chunk slots of all ranks; the file system's mapping of them; database, write-ahead log and its
+    index as ``catalogue_file.reserved_bytes`` bounds them; in each root directories, lock and
+    ``namespace.json``.
+    """
+    data = num_chunks * ranks * (geometry.chunk_bytes + geometry.num_layers * EXTENT_BYTES)
+    catalogue = reserved_bytes(num_chunks, ranks * geometry.num_layers * CHECKSUM_BYTES)
+    files = ranks * min(MAX_FILES_PER_ROOT, num_chunks)
+    fixed = roots * ((ranks + 2 + files) * BLOCK_BYTES + NAMESPACE_FILE_BYTES)
+    return data + catalogue + fixed
+
+
+def chunks_that_fit(capacity_bytes: int, *, geometry: Geometry, ranks: int, roots: int, used: int = 0) -> int:
+    """Return the largest store that stays within ``capacity_bytes`` of which ``used`` are taken.
+
+    Raises GeometryError, with the smallest capacity that works, if not even one chunk fits.
+    """
+    room = capacity_bytes - used
+    smallest = bytes_needed(1, geometry=geometry, ranks=ranks, roots=roots)
+    if room < smallest:
+        beside = f" beside {used} bytes of set-aside catalogues" if used else ""
+        raise GeometryError(
+            f"capacity_bytes {capacity_bytes} does not hold one chunk ({ranks} x {geometry.chunk_bytes} bytes"
+            f" and bookkeeping){beside}; the smallest that works is {smallest + used}"
+        )
+    low, high = 1, room // (ranks * geometry.chunk_bytes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if bytes_needed(middle, geometry=geometry, ranks=ranks, roots=roots) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def set_aside_bytes(directories: Sequence[Path]) -> int:
+    """Return what earlier damaged catalogues still occupy; nobody but their user deletes them."""
+    pattern = f"{CATALOGUE_NAME}.damaged-*"
+    return sum(path.lstat().st_blocks * 512 for each in directories for path in each.glob(pattern))
+
+
+def remove_stale_catalogues(directories: Sequence[Path]) -> None:
+    """Remove what was the catalogue when one of these later roots was the first: its rows mean other places."""
+    for directory in directories:
+        for tail in ("-wal", "-shm", ""):
+            (directory / f"{CATALOGUE_NAME}{tail}").unlink(missing_ok=True)
+
+
+@dataclass
+class LocalStore:
+    """An open store. Use ``LocalStore.open``.
+
+    Attributes:
+        layout: where segments lie; give it to the execution sides.
+        catalogue: what is resident.
+        records: what was resident at start, each with a slot of this layout and checksums of the right size.
+        dropped_records: rows that were not like that and are gone.
+    """
+
+    layout: StoreLayout
+    catalogue: Catalogue
+    records: list[Record]
+    dropped_records: int
+    _locks: contextlib.ExitStack = field(repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        roots: Sequence[Path | str],
+        namespace: Namespace,
+        geometry: Geometry,
+        *,
+        ranks: int,
+        capacity_bytes: int,
+    ) -> LocalStore:
+        """Open ``<root>/<namespace digest>`` in every root, making what is missing; own it until ``close``.
+
+        Another list of roots, shape or number of ranks than last time starts empty; a larger or smaller
+        capacity keeps the chunks that still have a place. ``capacity_bytes`` bounds all roots together.
+
+        Raises:
+            GeometryError: the capacity is below one chunk.
+            RootError: a root is a link, no directory, or cannot be written.
+            StoreBusyError: a running process owns the store.
+            CatalogueError: the catalogue's database cannot be made.
+        """
+        if ranks < 1:
+            raise GeometryError(f"ranks must be at least 1, not {ranks}")
+        chunks_that_fit(capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots))
+        directories = prepare_roots(roots, namespace.digest)
+        with contextlib.ExitStack() as stack:
+            for directory in directories:
+                stack.enter_context(OwnerLock(directory))
+            facts = {
+                "roots": [str(directory) for directory in directories],
+                "ranks": ranks,
+                "num_layers": geometry.num_layers,
+                "segment_bytes": geometry.segment_bytes,
+                "chunk_bytes": geometry.chunk_bytes,
+            }
+            catalogue = Catalogue.open(directories[0] / CATALOGUE_NAME, layout_facts=facts)
+            stack.callback(catalogue.close)
+            remove_stale_catalogues(directories[1:])
+            used = set_aside_bytes(directories)
+            num_chunks = chunks_that_fit(
+                capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots), used=used
+            )
+            layout = settle_layout(catalogue, directories, geometry, num_chunks)
+            dropped = drop_unusable(catalogue, layout, ranks)
+            trim_files(layout, ranks)
+            if dropped:
+                catalogue.shrink()
+            write_namespace(layout, namespace)
+            records = catalogue.records()
+            return cls(layout, catalogue, records, dropped, stack.pop_all())
+
+    @property
+    def chunk_ids(self) -> range:
+        """Every chunk id of the store."""
+        return range(self.layout.num_chunks)
+
+    @property
+    def directory(self) -> Path:
+        """The directory with the catalogue, for ``read_counters`` and ``resident_chunks``."""
+        return Path(self.layout.directories[0])
+
+    def close(self) -> None:
+        """Make the catalogue durable, as far as the disk allows, and give the store up.
+
+        Later calls do nothing.
+        """
+        self._locks.close()
+
+    def __enter__(self) -> LocalStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def settle_layout(
+    catalogue: Catalogue, directories: Sequence[Path], geometry: Geometry, num_chunks: int
+) -> StoreLayout:
+    """Return the layout of the store as it was; of a new one if there was none or it cannot go on."""
+    roots = len(directories)
+    store_id = catalogue.meta.get("store_id")
+    chunks_per_file = catalogue.meta.get("chunks_per_file")
+    reason = None
+    if not isinstance(store_id, str) or not isinstance(chunks_per_file, int) or chunks_per_file < 1:
+        reason = ""
+    elif -(-num_chunks // roots) > chunks_per_file * MAX_FILES_PER_ROOT:
+        reason = "the larger capacity needs larger files"
+    else:
+        for directory in directories:
+            if read_store_id(directory) != store_id:
+                reason = f"{directory} does not belong to this store (is its drive mounted?)"
+    if reason is not None:
+        lost = catalogue.drop_rows("1")
+        if lost:
+            log.warning("%s: %s; its %d chunks are dropped", directories[0], reason or "it is new", lost)
+        store_id = secrets.token_hex(8)
+        chunks_per_file = choose_chunks_per_file(
+            chunk_bytes=geometry.chunk_bytes, num_chunks=num_chunks, num_roots=roots
+        )
+        catalogue.set_meta(store_id=store_id, chunks_per_file=chunks_per_file)
+    assert isinstance(store_id, str) and isinstance(chunks_per_file, int)
+    return StoreLayout(
+        directories=tuple(map(str, directories)),
+        num_layers=geometry.num_layers,
+        segment_bytes=geometry.segment_bytes,
+        chunk_bytes=geometry.chunk_bytes,
+        chunks_per_file=chunks_per_file,
+        num_chunks=num_chunks,
+        store_id=store_id,
+    )
+
+
+def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
+    """Delete rows without a place and rows that are not what a planner wrote; return how many."""
+    gone = catalogue.drop_rows("slot < 0 OR slot >= ?", (layout.num_chunks,))
+    if gone:
+        log.info("%s: %d chunks have no place in the smaller store", layout.directories[0], gone)
+    bad = catalogue.drop_rows(
+        "typeof(key) <> 'blob' OR length(key) NOT BETWEEN 1 AND 64 OR typeof(generation) <> 'integer'"
+        " OR typeof(last_used) <> 'integer' OR ranks <> ?"
+        " OR typeof(checksums) <> 'blob' OR length(checksums) <> ?",
+        (ranks, ranks * layout.num_layers * CHECKSUM_BYTES),
+    )
+    if bad:
+        log.warning("%s: %d damaged rows are dropped", layout.directories[0], bad)
+    return gone + bad
+
+
+def write_namespace(layout: StoreLayout, namespace: Namespace) -> None:
+    """Write the readable facts and the store's id beside the data, where they differ from what is there."""
+    document = {**json.loads(namespace.to_json()), "store_id": layout.store_id}
+    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+    if len(text) > NAMESPACE_FILE_BYTES // 2:
+        raise GeometryError(
+            f"the namespace's facts take {len(text)} bytes, above {NAMESPACE_FILE_BYTES // 2}"
+        )
+    for directory in map(Path, layout.directories):
+        if read_store_id(directory) != layout.store_id:
+            write_private(directory / NAMESPACE_FILE, text)
