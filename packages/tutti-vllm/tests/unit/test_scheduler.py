@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side with plain requests: what is promised, what is stored, what is told to the workers."""
+
+import errno
+from dataclasses import dataclass, field
+
+import pytest
+from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
+
+from tutti_vllm.messages import StepReport
+from tutti_vllm.scheduler import SchedulerSide
+
+# Chunks of 4 blocks of 16 tokens; hashes of 16 tokens.
+GEOMETRY = Geometry(num_layers=1, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)
+CHUNK = 64
+SUM = b"s" * 8
+
+
+@dataclass
+class Request:
+    request_id: str
+    num_tokens: int
+    num_computed_tokens: int = 0
+    salt: str = ""
+    block_hashes: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.block_hashes = [f"{self.salt}{n}".encode() for n in range(self.num_tokens // 16)]
+
+
+class Rig:
+    def __init__(self, places=64):
+        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(places))
+        self.side = SchedulerSide(self.engine, None, hash_tokens=16)
+
+    def add(self, request_id, tokens, salt=""):
+        request = Request(request_id, tokens, salt=salt)
+        self.side.add_request(request)
+        return request
+
+    def step(self, scheduled, drafts=None, tables=None):
+        tables = tables or {}
+        return self.side.build_orders(
+            {r.request_id: n for r, n in scheduled.items()} if not isinstance(scheduled, list) else dict(scheduled),
+            drafts or {},
+            lambda request_id: tables.get(request_id, list(range(100, 200))),
+        )
+
+    def confirm(self, orders, ok=True):
+        results = []
+        for plan in orders.stores:
+            sums = tuple(SUM if ok else None for _ in plan.transfers)
+            results.append(StoreResult(plan.plan_id, sums, errno=0 if ok else errno.EIO))
+        self.side.take_report(StepReport({0: tuple(results)}))
+
+    def cached(self, tokens, salt=""):
+        """Store the whole chunks of a prompt."""
+        request = self.add("filler", tokens, salt)
+        self.confirm(self.step([("filler", tokens)]))
+        self.side.remove_request("filler")
+        return request
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+@pytest.mark.parametrize(
+    ("stored", "prompt", "local", "expected"),
+    [
+        (256, 256, 0, 192),  # an exact multiple leaves its last chunk: something has to be computed
+        (256, 257, 0, 256),
+        (256, 300, 0, 256),
+        (256, 100, 0, 64),  # a prefix that ends inside a chunk
+        (256, 64, 0, 0),
+        (256, 300, 64, 192),
+        (256, 300, 80, 176),  # the local hit ends inside a chunk
+        (256, 300, 256, 0),
+        (256, 300, 288, 0),  # more is in memory than on disk
+        (0, 300, 0, 0),
+    ],
+)
+def test_promise(rig, stored, prompt, local, expected):
+    if stored:
+        rig.cached(stored)
+    request = rig.add("r", prompt)
+    for _ in range(3):
+        assert rig.side.matched_tokens(request, local) == expected
+
+
+def test_asking_pins_nothing(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    rig.side.matched_tokens(request, 0)
+    assert rig.engine.planner.pending_loads == 0
+    rig.side.reset()
+    assert rig.side.matched_tokens(request, 0) == 0
+
+
+def test_a_load_names_only_blocks_beyond_the_local_hit(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    tokens = rig.side.matched_tokens(request, 80)
+    rig.side.plan_load(request, [7, 3, 9, 1, 20, 12, 14, 30, 31, 40, 41, 42, 43, 44, 45, 46, 47, 48], tokens)
+    (load,) = rig.step({}).loads
+    assert load.block_ids == (12, 14, 30, 31, 40, 41, 42, 43, 44, 45, 46)
+    assert [t.block_ids[0] for t in load.plan.transfers] == [
+        (SKIP_BLOCK, 12, 14, 30),
+        (31, 40, 41, 42),
+        (43, 44, 45, 46),
+    ]
+    assert rig.step({}).loads == ()
+
+
+def test_chunks_that_left_after_the_promise_are_still_ordered(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    tokens = rig.side.matched_tokens(request, 0)
+    rig.side.reset()
+    rig.side.plan_load(request, list(range(1, 20)), tokens)
+    (load,) = rig.step({}).loads
+    assert len(load.plan.transfers) == 4
+    assert all(t.chunk_id is None for t in load.plan.transfers)
+
+
+def test_a_load_that_cannot_be_planned_is_ordered_as_failed(rig, monkeypatch):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    tokens = rig.side.matched_tokens(request, 0)
+    monkeypatch.setattr(rig.engine, "plan_load", lambda wanted: 1 / 0)
+    rig.side.plan_load(request, list(range(1, 20)), tokens)
+    (load,) = rig.step({}).loads
+    assert load.plan is None and load.block_ids == tuple(range(1, 17))
+
+
+def test_a_failing_store_plan_does_not_lose_loads(rig, monkeypatch):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+    other = rig.add("o", 128, salt="x")
+    monkeypatch.setattr(rig.engine, "plan_store", lambda candidates: 1 / 0)
+    orders = rig.step([(other.request_id, 128)])
+    assert len(orders.loads) == 1 and orders.stores == ()
+
+
+def test_chunked_prefill_stores_each_chunk_once_with_its_own_blocks(rig):
+    request = rig.add("r", 200)
+    table = list(range(50, 63))
+    keys = []
+    for tokens in (50, 50, 50, 50):
+        orders = rig.step([("r", tokens)], tables={"r": table})
+        for plan in orders.stores:
+            for t in plan.transfers:
+                chunk = len(keys)
+                assert t.block_ids == (tuple(table[4 * chunk : 4 * chunk + 4]),)
+                keys.append(t.key)
+        request.num_computed_tokens += tokens
+    assert keys == [b"3", b"7", b"11"]
+
+
+def test_tokens_that_were_only_guessed_are_not_stored(rig):
+    request = rig.add("r", 64)
+    request.num_computed_tokens = 60
+    assert rig.step([("r", 4)], drafts={"r": [1, 2]}).stores == ()
+    assert len(rig.step([("r", 4)]).stores) == 1
+
+
+def test_after_a_step_back_the_chunk_is_considered_again(rig):
+    request = rig.add("r", 128)
+    orders = rig.step([("r", 128)])
+    rig.confirm(orders, ok=False)
+    request.num_computed_tokens = 128
+    assert rig.step([("r", 1)]).stores == ()
+    request.num_computed_tokens = 0
+    assert len(rig.step([("r", 128)]).stores[0].transfers) == 2
+
+
+def test_blocks_that_vllm_does_not_keep_are_not_stored(rig):
+    rig.add("r", 128)
+    orders = rig.step([("r", 128)], tables={"r": [0, 0, 0, 0, 5, 6, 7, 8]})
+    assert [t.block_ids for t in orders.stores[0].transfers] == [((5, 6, 7, 8),)]
+
+
+def test_two_requests_with_the_same_prompt_store_it_once(rig):
+    rig.add("a", 64)
+    rig.add("b", 64)
+    (plan,) = rig.step([("a", 64), ("b", 64)]).stores
+    assert len(plan.transfers) == 1
+
+
+def test_what_is_known_already_is_not_stored_and_costs_no_table(rig):
+    rig.cached(128)
+    rig.add("r", 128)
+
+    def no_table(request_id):
+        raise AssertionError("asked for a block table in vain")
+
+    assert rig.side.build_orders({"r": 128}, {}, no_table).stores == ()
+
+
+def test_an_idle_engine_goes_on_until_stores_are_reported(rig):
+    rig.add("r", 64)
+    orders = rig.step([("r", 64)])
+    rig.side.remove_request("r")
+    assert rig.side.has_pending_stores()
+    rig.confirm(orders)
+    assert not rig.side.has_pending_stores()
+
+
+def test_a_failed_load_is_not_promised_again(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+    plan = rig.step({}).loads[0].plan
+    rig.side.take_report(StepReport({0: (LoadResult(plan.plan_id, (1,), errno.EBADMSG),)}))
+    assert rig.side.matched_tokens(request, 0) == 64
+    assert rig.engine.planner.pending_loads == 0
+
+
+def test_a_rank_that_cannot_use_its_cache_ends_promises_and_stores(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    rig.side.take_report(StepReport(unusable={1: "no such layout"}))
+    assert rig.side.matched_tokens(request, 0) == 0
+    rig.add("s", 64, salt="x")
+    assert rig.step([("s", 64)]).stores == ()
+
+
+def test_a_request_that_is_not_looked_after_gets_nothing(rig):
+    rig.cached(256)
+    assert rig.side.matched_tokens(Request("stranger", 300), 0) == 0
+    assert rig.step([("stranger", 300)]).stores == ()

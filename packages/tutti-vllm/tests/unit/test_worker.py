@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side: every promise ends as a load or as an error, also when the store cannot be opened."""
+
+import errno
+import time
+
+import pytest
+from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan
+from tutti_engine.backends.memory import MemoryBackend
+from tutti_engine.movers.plain import PlainMover
+from tutti_engine.store_layout import StoreLayout
+
+from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
+from tutti_vllm.worker import WorkerSide
+
+GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
+LAYOUT = StoreLayout(("/nowhere",), 2, 8192, 16384, 8, 8)
+
+
+def store_plan(plan_id, chunk_id, blocks):
+    return StorePlan(plan_id, (ChunkTransfer(b"k", chunk_id, (blocks,)),))
+
+
+def load_order(request_id, plan_id, chunk_id, blocks, sums):
+    plan = LoadPlan(plan_id, (ChunkTransfer(b"k", chunk_id, (blocks,), (sums,)),))
+    return RequestLoad(request_id, tuple(b for b in blocks if b != SKIP_BLOCK), plan)
+
+
+class Rig:
+    def __init__(self, open_backend=None):
+        self.pages = [bytearray(16 * 4096) for _ in range(2)]
+        self.backend = MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
+        self.side = WorkerSide(GEOMETRY, 0, open_backend or (lambda layout: self.backend))
+        self.side.register(PlainMover(GEOMETRY, [memoryview(p) for p in self.pages]))
+
+    def step(self, orders=StepOrders()):
+        self.side.begin_step(orders)
+        self.side.start_loads()
+        self.side.finish_step()
+        self.side.collect()
+        return self.side.take_received(), self.side.take_bad_blocks(), self.side.take_report()
+
+    def until(self, done):
+        """Run empty steps until ``done`` accepts one of them."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            answer = self.step()
+            if done(answer):
+                return answer
+        raise AssertionError("nothing came")
+
+    def store(self, plan):
+        answer = self.step(StepOrders(LAYOUT, stores=(plan,)))
+        report = answer[2] or self.until(lambda a: a[2])[2]
+        return report.results[0][0]
+
+
+@pytest.fixture
+def rig():
+    made = []
+
+    def make(*args):
+        made.append(Rig(*args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.side.shutdown(5.0)
+
+
+def test_a_store_is_reported_and_its_load_brings_the_bytes_back(rig):
+    rig = rig()
+    for layer in range(2):
+        rig.pages[layer][3 * 4096 : 5 * 4096] = bytes([layer + 1]) * 8192
+    result = rig.store(store_plan(1, 2, (3, 4)))
+    order = load_order("r", 2, 2, (SKIP_BLOCK, 9), result.checksums[0])
+    received, bad, report = rig.step(StepOrders(LAYOUT, loads=(order,)))
+    if not received:
+        received, bad, report = rig.until(lambda a: a[0])
+    assert (received, bad) == ({"r"}, set())
+    assert report.results[0][0].failed == ()
+    assert rig.pages[1][9 * 4096 : 10 * 4096] == bytes([2]) * 4096
+    assert rig.pages[1][8 * 4096 : 9 * 4096] == bytes(4096)
+
+
+def test_damage_is_reported_as_received_with_bad_blocks(rig):
+    rig = rig()
+    result = rig.store(store_plan(1, 2, (3, 4)))
+    order = load_order("r", 2, 2, (SKIP_BLOCK, 9), b"\xff" * len(result.checksums[0]))
+    answer = rig.step(StepOrders(LAYOUT, loads=(order,)))
+    received, bad, report = answer if answer[0] else rig.until(lambda a: a[0])
+    assert (received, bad) == ({"r"}, {9})
+    assert report.results[0][0].errno == errno.EBADMSG
+
+
+def test_a_load_without_a_plan_fails_at_once(rig):
+    rig = rig()
+    received, bad, report = rig.step(StepOrders(None, loads=(RequestLoad("r", (4, 5), None),)))
+    assert (received, bad, report) == ({"r"}, {4, 5}, None)
+
+
+def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):
+    doors = []
+
+    def open_backend(layout):
+        doors.append(layout)
+        if len(doors) == 1:
+            raise OSError(errno.EROFS, "read-only")
+        return MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
+
+    rig = rig(open_backend)
+    order = load_order("r", 2, 0, (4, 5), bytes(16))
+    received, bad, report = rig.step(StepOrders(LAYOUT, loads=(order,)))
+    assert (received, bad) == ({"r"}, {4, 5})
+    assert (report.results[0][0].failed, report.results[0][0].errno) == ((0,), errno.EROFS)
+    assert rig.store(store_plan(3, 0, (1, 2))).errno == 0
+    assert doors == [LAYOUT, LAYOUT]
+
+
+def test_a_cache_that_cannot_be_used_is_told_once(rig):
+    rig = rig()
+    rig.side.refuse("strange layout")
+    assert rig.step()[2].unusable == {0: "strange layout"}
+    assert rig.step()[2] is None
+
+
+def test_reports_of_ranks_join():
+    one = StepReport({0: ()}, {0: "a"})
+    two = StepReport({1: ()}, {})
+    assert one.merge(two) == StepReport({0: (), 1: ()}, {0: "a"})
