@@ -10,7 +10,12 @@
 # find_package(Torch) is not used: it needs a CUDA toolkit when torch was built with CUDA, and it adds
 # libraries that would tie the extension to one torch build. torch is not imported either, only located.
 
-set(TUTTI_TORCH_TARGET_VERSION 0x020a000000000000 CACHE STRING "Oldest torch that a stable-ABI extension runs on")
+set(
+  TUTTI_TORCH_TARGET_VERSION
+  0x020a000000000000
+  CACHE STRING
+  "Oldest torch that a stable-ABI extension runs on"
+)
 
 function(tutti_find_torch_stable)
   if(TARGET tutti::torch_stable)

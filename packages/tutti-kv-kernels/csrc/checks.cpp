@@ -60,7 +60,8 @@ void require_per_segment(const Tensor& tensor, ScalarType dtype, const char* nam
 void require_disjoint(const Bytes& pages, const Bytes& window) {
   const std::less<const std::byte*> before;
   if (before(pages.data, window.data + window.size) && before(window.data, pages.data + pages.size)) {
-    refuse("window (", window.size, " bytes) overlaps pages (", pages.size, " bytes); they must be separate memory");
+    refuse("window (", window.size, " bytes) overlaps pages (", pages.size,
+           " bytes); they must be separate memory");
   }
 }
 

@@ -6,8 +6,9 @@
 
 namespace tutti::kv {
 
-// The checksum "tutti64-1". The word terms are summed, so that any split of the words over vector lanes or
-// threads gives the same result; each term depends on the word's index, so that moved words are noticed.
+// The checksum "tutti64-1". The terms of the words are summed, so that any split of the words over vector
+// lanes or threads gives the same result; each term depends on the word's index, so that moved words are
+// noticed.
 inline constexpr std::uint64_t kIndexFactor = 0x9E3779B97F4A7C15ULL;
 inline constexpr std::uint64_t kMixFactor = 0xD6E8FEB86659FD93ULL;
 inline constexpr std::uint64_t kLengthFactor = 0xA0761D6478BD642FULL;
@@ -27,16 +28,10 @@ inline constexpr std::int64_t kWordBytes = 8;
 }
 
 // Sum of the terms of `words` whole words at `data` (any alignment); the first has index `first_index`.
-[[nodiscard]] std::uint64_t sum_words(const std::byte* data, std::int64_t words, std::uint64_t first_index) noexcept;
+[[nodiscard]] std::uint64_t sum_words(const std::byte* data, std::int64_t words,
+                                      std::uint64_t first_index) noexcept;
 
-// The same sum, while copying the words to `target`, which must not overlap `data`.
-[[nodiscard]] std::uint64_t copy_and_sum_words(
-    std::byte* target, const std::byte* data, std::int64_t words, std::uint64_t first_index) noexcept;
-
-// Term of the last `bytes` (1 to 7) bytes, padded with zeros to a word.
-[[nodiscard]] std::uint64_t sum_tail(const std::byte* data, std::int64_t bytes, std::uint64_t index) noexcept;
-
-// Checksum of `bytes` bytes.
+// Checksum of `bytes` bytes at `data` (any alignment).
 [[nodiscard]] std::uint64_t checksum(const std::byte* data, std::int64_t bytes) noexcept;
 
 }  // namespace tutti::kv

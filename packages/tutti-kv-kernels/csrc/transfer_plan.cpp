@@ -35,8 +35,8 @@ void check_window(const PagedLayout& layout, const WindowShape& window, std::int
   }
   // Divides instead of multiplying: the product of two caller-supplied numbers may not fit.
   if (layout.page_bytes > window.slot_bytes / blocks_per_segment) {
-    refuse("slot_bytes ", window.slot_bytes, " is too small for a segment of ", blocks_per_segment, " blocks of ",
-           layout.page_bytes, " bytes");
+    refuse("slot_bytes ", window.slot_bytes, " is too small for a segment of ", blocks_per_segment,
+           " blocks of ", layout.page_bytes, " bytes");
   }
 }
 
@@ -64,8 +64,8 @@ std::vector<std::int64_t> page_offsets_of(const PagedLayout& layout, std::span<c
     if (id < lowest || id >= layout.num_blocks) {
       const auto row = static_cast<std::int64_t>(i) / columns;
       const auto column = static_cast<std::int64_t>(i) % columns;
-      refuse("block_ids[", row, ", ", column, "] is ", id, ", outside ", lowest, " to ", layout.num_blocks - 1,
-             direction == Direction::kScatter ? " (-1 skips a block)" : "");
+      refuse("block_ids[", row, ", ", column, "] is ", id, ", outside ", lowest, " to ",
+             layout.num_blocks - 1, direction == Direction::kScatter ? " (-1 skips a block)" : "");
     }
     offsets.push_back(id < 0 ? TransferPlan::kSkipped : layout.storage_offset + id * layout.block_stride);
   }
@@ -82,15 +82,17 @@ std::span<const std::int64_t> TransferPlan::pages_of(std::int64_t segment) const
 void check_layout(const PagedLayout& layout, std::int64_t pages_bytes) {
   if (layout.page_bytes <= 0 || layout.num_blocks <= 0 || layout.storage_offset < 0 ||
       layout.block_stride < layout.page_bytes) {
-    refuse("layout must have page_bytes > 0, num_blocks > 0, storage_offset >= 0 and block_stride >= page_bytes, got ",
-           "storage_offset ", layout.storage_offset, ", block_stride ", layout.block_stride, ", page_bytes ",
-           layout.page_bytes, ", num_blocks ", layout.num_blocks);
+    refuse(
+        "layout must have page_bytes > 0, num_blocks > 0, storage_offset >= 0 and block_stride >= "
+        "page_bytes, got ",
+        "storage_offset ", layout.storage_offset, ", block_stride ", layout.block_stride, ", page_bytes ",
+        layout.page_bytes, ", num_blocks ", layout.num_blocks);
   }
   const std::int64_t room = pages_bytes - layout.storage_offset;
   if (room < layout.page_bytes || (room - layout.page_bytes) / layout.block_stride < layout.num_blocks - 1) {
-    refuse("layout reaches beyond pages: ", layout.num_blocks, " blocks of ", layout.page_bytes, " bytes, block_stride ",
-           layout.block_stride, ", from storage_offset ", layout.storage_offset, ", but pages has ", pages_bytes,
-           " bytes");
+    refuse("layout reaches beyond pages: ", layout.num_blocks, " blocks of ", layout.page_bytes,
+           " bytes, block_stride ", layout.block_stride, ", from storage_offset ", layout.storage_offset,
+           ", but pages has ", pages_bytes, " bytes");
   }
 }
 

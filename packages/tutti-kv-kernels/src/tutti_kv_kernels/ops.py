@@ -25,6 +25,16 @@ _scatter = torch.ops.tutti_kv_kernels.scatter.default
 _checksum = torch.ops.tutti_kv_kernels.checksum.default
 
 
+@torch.library.register_fake("tutti_kv_kernels::gather")
+@torch.library.register_fake("tutti_kv_kernels::scatter")
+@torch.library.register_fake("tutti_kv_kernels::checksum")
+def _trace(*arguments: object) -> None:
+    """What a tracer runs: the operators write into their arguments and return nothing."""
+    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
+
+
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The whole untyped storage under ``tensor`` as a 1-D uint8 tensor that shares its memory."""
     storage = tensor.untyped_storage()

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "line_copy.h"
+
+#include <cstring>
+
+#include "checksum.h"
+#include "clones.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tutti::kv {
+namespace {
+
+constexpr int kLanes = static_cast<int>(kLineBytes / kWordBytes);
+
+// Eight words at once, in whatever registers the instruction set has.
+using Lanes [[gnu::vector_size(kLineBytes)]] = std::uint64_t;
+
+[[gnu::always_inline]] inline void stream_line(std::byte* target, const std::byte* source) noexcept {
+#if defined(__x86_64__)
+  constexpr int kParts = static_cast<int>(kLineBytes / sizeof(__m128i));
+  const auto* from = reinterpret_cast<const __m128i*>(source);
+  auto* to = reinterpret_cast<__m128i*>(target);
+  for (int part = 0; part < kParts; ++part) {
+    _mm_stream_si128(to + part, _mm_loadu_si128(from + part));
+  }
+#else
+  std::memcpy(target, source, kLineBytes);
+#endif
+}
+
+template <bool kStream>
+[[gnu::always_inline]] inline void store_line(std::byte* target, const std::byte* source) noexcept {
+  if constexpr (kStream) {
+    stream_line(target, source);
+  } else {
+    std::memcpy(target, source, kLineBytes);
+  }
+}
+
+template <bool kStream>
+[[gnu::always_inline]] inline void copy_all(std::byte* target, const std::byte* source, std::int64_t bytes,
+                                            const std::byte* ahead) noexcept {
+  for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
+    __builtin_prefetch(ahead + at);
+    store_line<kStream>(target + at, source + at);
+  }
+}
+
+template <bool kStream>
+[[gnu::always_inline]] inline std::uint64_t copy_and_sum_all(std::byte* target, const std::byte* source,
+                                                             std::int64_t bytes, std::uint64_t first_index,
+                                                             const std::byte* ahead) noexcept {
+  Lanes sums = {};
+  Lanes positions = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    positions[lane] = (first_index + static_cast<std::uint64_t>(lane) + 1) * kIndexFactor;
+  }
+  for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
+    __builtin_prefetch(ahead + at);
+    store_line<kStream>(target + at, source + at);
+    Lanes words;
+    std::memcpy(&words, source + at, kLineBytes);
+    Lanes terms = (words ^ positions) * kMixFactor;
+    terms ^= terms >> 32;
+    sums += terms;
+    positions += kLanes * kIndexFactor;
+  }
+  std::uint64_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    sum += sums[lane];
+  }
+  return sum;
+}
+
+// Streaming stores exist for 16-byte boundaries only.
+[[nodiscard]] bool can_stream(const std::byte* target, Stores stores) noexcept {
+  return stores == Stores::kStreaming && reinterpret_cast<std::uintptr_t>(target) % 16 == 0;
+}
+
+}  // namespace
+
+TUTTI_KV_CLONES void copy_lines(std::byte* target, const std::byte* source, std::int64_t lines,
+                                const std::byte* ahead, Stores stores) noexcept {
+  const std::int64_t bytes = lines * kLineBytes;
+  if (can_stream(target, stores)) {
+    copy_all<true>(target, source, bytes, ahead);
+  } else {
+    copy_all<false>(target, source, bytes, ahead);
+  }
+}
+
+TUTTI_KV_CLONES std::uint64_t copy_and_sum_lines(std::byte* target, const std::byte* source,
+                                                 std::int64_t lines, std::uint64_t first_index,
+                                                 const std::byte* ahead, Stores stores) noexcept {
+  const std::int64_t bytes = lines * kLineBytes;
+  if (can_stream(target, stores)) {
+    return copy_and_sum_all<true>(target, source, bytes, first_index, ahead);
+  }
+  return copy_and_sum_all<false>(target, source, bytes, first_index, ahead);
+}
+
+void finish_stores() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace tutti::kv

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch operators themselves: schemas, mutation annotations, tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tutti_kv_kernels as tk
+
+OPS = torch.ops.tutti_kv_kernels
+
+
+def gather_arguments() -> tuple[Any, ...]:
+    pages = torch.arange(8 * 64).to(torch.uint8)
+    window = torch.zeros(4 * 128, dtype=torch.uint8)
+    ids, slots = torch.tensor([[1, 5], [0, 7]]), torch.tensor([3, 0])
+    return (pages, 0, 64, 64, 8, ids, window, slots, 128, torch.zeros(2, dtype=torch.int64), 1)
+
+
+def scatter_arguments() -> tuple[Any, ...]:
+    gather = gather_arguments()
+    OPS.gather(*gather)
+    pages, *geometry, ids, window, slots, slot_bytes, checksums, threads = gather
+    matched = torch.zeros(2, dtype=torch.bool)
+    return (window, slots, slot_bytes, pages, *geometry, ids, checksums, matched, threads)
+
+
+def checksum_arguments() -> tuple[Any, ...]:
+    return (torch.arange(100).to(torch.uint8), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        (OPS.gather.default, gather_arguments),
+        (OPS.scatter.default, scatter_arguments),
+        (OPS.checksum.default, checksum_arguments),
+    ],
+    ids=["gather", "scatter", "checksum"],
+)
+def test_operator_keeps_torch_s_rules(operator: Any, arguments: Any) -> None:
+    torch.library.opcheck(operator, arguments())
+
+
+def test_only_results_are_marked_as_written() -> None:
+    written = {
+        operator.name: [
+            a.name for a in operator.arguments if a.alias_info is not None and a.alias_info.is_write
+        ]
+        for operator in (
+            OPS.gather.default._schema,
+            OPS.scatter.default._schema,
+            OPS.checksum.default._schema,
+        )
+    }
+    assert written == {
+        "tutti_kv_kernels::gather": ["window", "checksums"],
+        "tutti_kv_kernels::scatter": ["pages", "matched"],
+        "tutti_kv_kernels::checksum": ["result"],
+    }
+
+
+def test_a_transfer_can_be_part_of_a_traced_function() -> None:
+    layout = tk.PagedLayout(0, 64, 64, 8)
+    pages = torch.arange(8 * 64).to(torch.uint8)
+    ids, slots = torch.tensor([[1, 5]]), torch.tensor([2])
+
+    def step(window: torch.Tensor) -> torch.Tensor:
+        return tk.gather(pages, layout, ids, window, slots, 128) + 0
+
+    traced = torch.compile(step, backend="aot_eager", fullgraph=True)
+    expected, found = torch.zeros(512, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
+    assert traced(found).equal(step(expected))
+    assert found.equal(expected)
+    assert found.any()
