@@ -41,5 +41,10 @@ function(tutti_find_torch_stable)
   add_library(tutti::torch_stable ALIAS tutti_torch_stable)
   target_include_directories(tutti_torch_stable SYSTEM INTERFACE "${torch_dir}/include")
   target_compile_definitions(tutti_torch_stable INTERFACE TORCH_TARGET_VERSION=${TUTTI_TORCH_TARGET_VERSION})
+  # torch's headers put __FILE__ into their error texts.
+  target_compile_options(
+    tutti_torch_stable
+    INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${torch_dir}/include/=>
+  )
   target_link_libraries(tutti_torch_stable INTERFACE "${torch_dir}/lib/libtorch_cpu.so")
 endfunction()
