@@ -43,6 +43,7 @@ class Setup:
     folder: Path
     runtime: tr.Runtime
     _made: int = field(default=0)
+    _kept: list[Buffer] = field(default_factory=list)
 
     def uri(self, size: int) -> str:
         self._made += 1
@@ -58,6 +59,7 @@ class Setup:
 
     def memory(self, size: int) -> tuple[Buffer, int]:
         buffer = Buffer(size)
+        self._kept.append(buffer)  # registered memory must stay mapped, whatever a test does with its name
         return buffer, self.runtime.register_memory(buffer.address, size)
 
 
