@@ -114,10 +114,7 @@ class UringPath final : public DataPath {
     }
   }
 
-  ~UringPath() override {
-    shutdown();
-    ::close(wake_fd_);
-  }
+  ~UringPath() override { shutdown(); }
 
   void start(CompletionSink& sink) override {
     std::lock_guard lock(mutex_);
@@ -157,6 +154,7 @@ class UringPath final : public DataPath {
       wake();
     }
     thread_.join();
+    ::close(wake_fd_);
   }
 
   DataPathCaps caps() const override {

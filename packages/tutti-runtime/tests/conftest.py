@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 # Test files are imported without their folder on the path; the helpers beside them are not.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runtime_kit import ALL_PATHS, FILE_PATHS, Setup, make, pair_id
+from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, Setup, make, pair_id
 
 
 @pytest.fixture
@@ -48,3 +50,14 @@ def setup(pair: tuple[str, str], make_setup: Callable[..., Setup]) -> Setup:
 @pytest.fixture
 def file_setup(file_pair: tuple[str, str], make_setup: Callable[..., Setup]) -> Setup:
     return make_setup(file_pair)
+
+
+@pytest.fixture
+def loop_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopMount]:
+    if os.geteuid() != 0:
+        pytest.skip("a loop mount needs root")
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("mkfs.ext4 is not installed")
+    mount = LoopMount(tmp_path_factory.mktemp("loop"), 16 * 1024 * 1024)
+    yield mount
+    mount.unmount()

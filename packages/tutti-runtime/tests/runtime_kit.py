@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import subprocess
+import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,3 +126,59 @@ ALL_PATHS = [("memory", "none"), *FILE_PATHS]
 
 def pair_id(pair: tuple[str, str]) -> str:
     return pair[0] if pair[0] == "memory" else f"{pair[0]}-direct_{pair[1]}"
+
+
+def child(code: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    """Run `code` in a Python of its own, with the helpers at hand; returns what it printed."""
+    start = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+class LoopMount:
+    """A small ext4 of its own on a loop device, which can be frozen: writes then wait until it is thawed."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder / "mounted"
+        self.folder.mkdir()
+        image = folder / "image"
+        with image.open("wb") as file:
+            file.truncate(size)
+        command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", str(image)]
+        self._run(command)
+        self._run(["mount", "-o", "loop", str(image), str(self.folder)])
+        self._frozen = False
+
+    @staticmethod
+    def _run(command: list[str]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"no loop mount here: {' '.join(command[:1])} says {done.stderr.strip()}")
+
+    def _ioctl(self, code: int) -> None:
+        fd = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, code, 0)
+        finally:
+            os.close(fd)
+
+    def freeze(self) -> None:
+        self._ioctl(0xC0045877)  # FIFREEZE
+        self._frozen = True
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._ioctl(0xC0045878)  # FITHAW
+            self._frozen = False
+
+    def unmount(self) -> None:
+        self.thaw()
+        subprocess.run(["umount", "-l", str(self.folder)], check=False)
