@@ -6,21 +6,16 @@
 #include "clones.h"
 
 namespace tutti::kv {
-namespace {
 
 static_assert(std::endian::native == std::endian::little, "tutti64-1 reads words in little-endian order");
 
-// Pages start at any byte, and their contents are some other type's objects.
-using UnalignedWord [[gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
-
-}  // namespace
-
 TUTTI_KV_CLONES std::uint64_t sum_words(const std::byte* data, std::int64_t words,
                                         std::uint64_t first_index) noexcept {
-  const auto* source = reinterpret_cast<const UnalignedWord*>(data);
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < words; ++i) {
-    sum += mix_word(source[i], first_index + static_cast<std::uint64_t>(i));
+    std::uint64_t word;
+    std::memcpy(&word, data + i * kWordBytes, sizeof(word));
+    sum += mix_word(word, first_index + static_cast<std::uint64_t>(i));
   }
   return sum;
 }

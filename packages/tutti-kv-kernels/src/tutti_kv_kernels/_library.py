@@ -26,8 +26,9 @@ def load() -> str:
     try:
         torch.ops.load_library(spec.origin)
     except OSError as error:
+        reason = error.__cause__ or error
         raise ImportError(
-            f"torch {torch.__version__} cannot load {spec.origin}: {error}; tutti-kv-kernels needs "
-            "torch>=2.10 on the platform that its wheel was built for"
+            f"torch {torch.__version__} cannot load {spec.origin}: {reason}; tutti-kv-kernels needs torch>=2.10 "
+            "on the platform that its wheel was built for"
         ) from error
     return spec.origin
