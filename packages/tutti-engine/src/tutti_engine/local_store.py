@@ -80,7 +80,7 @@ def set_aside_bytes(directories: Sequence[Path]) -> int:
 
 
 def remove_stale_catalogues(directories: Sequence[Path]) -> None:
-    """Remove what was the catalogue when one of these later roots was the first: its rows mean other places."""
+    """Remove the catalogues of when these later roots were first: their rows mean other places."""
     for directory in directories:
         for tail in ("-wal", "-shm", ""):
             (directory / f"{CATALOGUE_NAME}{tail}").unlink(missing_ok=True)

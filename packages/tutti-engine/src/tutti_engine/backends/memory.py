@@ -88,6 +88,10 @@ class MemoryBackend:
             self._memory[slot] = self._data[place]
         return MemoryHandle(len(batch))
 
+    def check(self, batch: SegmentBatch) -> None:
+        """Raise what ``write_segments`` would raise for a batch, and copy nothing."""
+        self._ranges(batch)
+
     def wait_idle(self, deadline: float) -> bool:
         """Return True: nothing is ever in flight."""
         return True

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's segment files: made sparse and private before anything is read or written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+from tutti_engine.errors import RootError
+from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store_roots import read_store_id, refuse, sync_directory
+
+__all__ = ["check_store", "file_uri", "prepare_files"]
+
+
+def check_store(layout: StoreLayout) -> None:
+    """Raise RootError unless every directory is the one that the planning side opened."""
+    for directory in map(Path, layout.directories):
+        if layout.store_id and read_store_id(directory) != layout.store_id:
+            raise RootError(
+                f"{directory} does not hold store {layout.store_id}; "
+                "every worker must see the same drives, mounted alike, as the scheduler",
+                path=directory,
+            )
+
+
+def prepare_files(layout: StoreLayout, rank: int) -> dict[int, str]:
+    """Make what is missing of a rank's files, grow those that are too short, and return their paths.
+
+    No file is ever cut. Raises RootError for a link, a special file, or what the system refuses.
+    """
+    paths = {number: layout.file_path(rank, number) for number in layout.files()}
+    for directory in sorted({Path(path).parent for path in paths.values()}):
+        make_rank_directory(directory)
+    for number, path in paths.items():
+        make_file(Path(path), layout.file_bytes(number))
+    for directory in {Path(path).parent for path in paths.values()}:
+        sync_directory(directory)
+    return paths
+
+
+def make_rank_directory(path: Path) -> None:
+    """Make one directory with mode 0700, unless it is there."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            sync_directory(path.parent)
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise refuse(path, "it is a symbolic link or no directory")
+    except RootError:
+        raise
+    except OSError as error:
+        raise refuse(path, str(error.strerror), error.errno) from error
+
+
+def make_file(path: Path, size: int) -> None:
+    """Make one sparse file with mode 0600, or grow the one that is there."""
+    try:
+        descriptor = open_file(path)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise refuse(path, "it is not a plain file")
+            if found.st_size < size:
+                os.ftruncate(descriptor, size)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except RootError:
+        raise
+    except OSError as error:
+        raise refuse(path, str(error.strerror), error.errno) from error
+
+
+def open_file(path: Path) -> int:
+    """Open a file that is there, else make it; never through a link, never waiting for a FIFO's other end."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with contextlib.suppress(FileExistsError):
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    return os.open(path, flags)
+
+
+def file_uri(path: str) -> str:
+    """Return the ``file://`` URI of an absolute path."""
+    return "file://" + quote(os.fsencode(path))
