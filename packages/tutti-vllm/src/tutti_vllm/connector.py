@@ -110,6 +110,13 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         """Return False: a store that is lost costs a later hit, nothing else."""
         return False
 
+    def counters(self) -> dict[str, int]:
+        """Return this process's totals (see ``tutti_engine.planner.Planner``); empty on a worker's side.
+
+        The same counters, summed over the store's life, are in its catalogue: ``tutti_engine.catalogue.read_counters``.
+        """
+        return {} if self._scheduler is None else self._scheduler.engine.planner.counters.snapshot()
+
     # Scheduler.
 
     @contained(lambda: None)

@@ -77,7 +77,7 @@ def make_namespace(
         {
             "model": str(model.model),
             "revision": model.revision,
-            "weights": _weights(model),
+            "weights": _weights(vllm_config),
             "hf_config": _digest_json(model.hf_config.to_dict()),
             "dtype": str(model.dtype),
             "quantization": model.quantization,
@@ -130,9 +130,10 @@ def _platform() -> dict[str, Any]:
     return facts
 
 
-def _weights(model: Any) -> Any:
+def _weights(vllm_config: Any) -> Any:
     """Return what tells this model's weights from others of the same name."""
-    if str(model.load_format) == "dummy" or str(getattr(model.load_format, "value", "")) == "dummy":
+    model = vllm_config.model_config
+    if str(vllm_config.load_config.load_format) == "dummy":
         return {"dummy_seed": model.seed}
     folder = Path(str(model.model))
     if not folder.is_dir():

@@ -40,7 +40,8 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
     settings = read_settings(vllm_config)
     try:
         side = _open_scheduler(settings, vllm_config, kv_cache_config)
-    except (TuttiError, OSError) as error:
+    except Exception as error:
+        # Whatever it is: a cache is no reason for a server not to start, unless its user says so.
         _refuse(settings, error)
         return None
     planner = side.engine.planner

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM engine on a tiny model, with and without the connector."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.engine_run import RunSpec, engine_options
+from tools.tiny_model import TinyModel, make_tiny_model
+
+# Scheduler and worker share this process here, which makes an engine start in seconds; the tests of restarts run
+# engines as vLLM does by itself, in processes of their own.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+MODEL = TinyModel(layers=8, hidden=256, heads=4, kv_heads=2, intermediate=512, vocabulary=1024, max_tokens=4096)
+BLOCKS_PER_CHUNK = 2
+CHUNK_TOKENS = 64
+CHUNK_BYTES = MODEL.layers * BLOCKS_PER_CHUNK * 32 * 2 * MODEL.kv_heads * MODEL.head_size * 4
+OPTIONS = {"max_model_len": 2048, "num_gpu_blocks_override": 128}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        for item in items:
+            if "e2e" in Path(str(item.fspath)).parts:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+
+
+def prompt(seed: int, length: int, *, shared: Sequence[int] = ()) -> list[int]:
+    """Return ``length`` random tokens that begin with ``shared``."""
+    source = random.Random(seed)
+    return [*shared, *(source.randrange(3, MODEL.vocabulary) for _ in range(length - len(shared)))]
+
+
+class Engine:
+    """One vLLM engine in this process."""
+
+    def __init__(self, model: Path, connector: dict[str, Any] | None, options: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        spec = RunSpec(str(model), [], connector=connector, options=OPTIONS | options)
+        self.llm = LLM(**engine_options(spec))
+
+    @property
+    def _core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
+
+    def answer(self, *prompts: list[int], max_tokens: int = 8) -> list[list[int]]:
+        """Return the greedy answers; all prompts are given at once."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        self.settle()
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def settle(self) -> None:
+        """Step the idle engine until it says that nothing is left, as vLLM's own loop does."""
+        while self._core.scheduler.has_requests():
+            self._core.step_fn()
+
+    def counters(self) -> dict[str, int]:
+        """Return the connector's counters."""
+        return self._core.scheduler.connector.counters()
+
+    def moved(self, before: dict[str, int]) -> dict[str, int]:
+        """Return how far the counters moved."""
+        return {name: value - before.get(name, 0) for name, value in self.counters().items()}
+
+    def forget_memory(self, *, disk: bool = False) -> None:
+        """Empty vLLM's own prefix cache, and the connector's if asked to."""
+        assert self.llm.reset_prefix_cache(reset_connector=disk)
+
+    def close(self) -> None:
+        """End the engine."""
+        self._core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), MODEL)
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Callable[..., list[list[int]]]:
+    """The answers of vLLM alone, each prompt by itself in an engine without a prefix cache.
+
+    Ask before an engine with the connector is started: vLLM allows one connector a process.
+    """
+    known: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+
+    def answers(*prompts: list[int], max_tokens: int = 8) -> list[list[int]]:
+        missing = [p for p in prompts if (max_tokens, tuple(p)) not in known]
+        if missing:
+            engine = Engine(model, None, {"enable_prefix_caching": False})
+            for one in missing:
+                known[max_tokens, tuple(one)] = engine.answer(one, max_tokens=max_tokens)[0]
+            engine.close()
+        return [known[max_tokens, tuple(p)] for p in prompts]
+
+    return answers
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Start engines with the connector on a store of the test's own; they are closed at its end."""
+    running: list[Engine] = []
+
+    def make(root: Path | None = None, capacity_bytes: int = 64 << 20, **options: Any) -> Engine:
+        for engine in running:
+            engine.close()
+        running.clear()
+        connector = {
+            "capacity_bytes": capacity_bytes,
+            "root": str(root or tmp_path / "cache"),
+            "blocks_per_chunk": BLOCKS_PER_CHUNK,
+            "strict": True,
+        }
+        running.append(Engine(model, connector, options))
+        return running[-1]
+
+    yield make
+    for engine in running:
+        engine.close()
