@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tutti_engine.backend import SegmentBatch, StagingWindow
 from tutti_engine.backends.local_files import check_store, file_uri, prepare_files
+from tutti_engine.errors import RootError
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
 from tutti_engine.store_layout import StoreLayout
 
@@ -290,9 +292,12 @@ class LocalStoreBackend:
         opened = self.runtime.open_batch([file_uri(path) for path in paths.values()])
         for number, result in zip(paths, opened):
             self._targets[number] = result.target or 0
-        for result in opened:
+        for path, result in zip(paths.values(), opened):
             if result.error is not None:
-                raise result.error
+                code = getattr(result.error, "errno", None)
+                raise RootError(
+                    f"cannot open {path}: {result.error}", path=Path(path), errno=code
+                ) from result.error
 
     def chunk_ids(self, count: int) -> Sequence[int]:
         """Return the chunk slots 0 to ``count - 1``."""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
+
+from tutti_engine.backend import SegmentBatch
+from tutti_engine.backends.local import LocalStoreBackend
+from tutti_engine.catalogue import Record
+from tutti_engine.errors import RootError
+from tutti_engine.geometry import Geometry
+from tutti_engine.local_store import LocalStore, bytes_needed
+from tutti_engine.namespace import Namespace
+from tutti_engine.testing.window import HostWindow
+
+pytestmark = pytest.mark.root
+
+GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=512 * 1024)
+DISK_BYTES = 24 << 20
+CHUNKS = 64
+NAMESPACE = Namespace({"test": "full disk"})
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system much smaller than the store's capacity."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        pytest.skip("needs root and mkfs.ext4 to make a small disk")
+    image, mount = tmp_path / "disk.img", tmp_path / "disk"
+    image.touch()
+    os.truncate(image, DISK_BYTES)
+    mount.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+    done = subprocess.run(["mount", "-o", "loop", str(image), str(mount)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a loop device: {done.stderr.strip()}")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def open_store(root: Path) -> LocalStore:
+    capacity = bytes_needed(CHUNKS, geometry=GEOMETRY, ranks=1, roots=1)
+    return LocalStore.open([root], NAMESPACE, GEOMETRY, ranks=1, capacity_bytes=capacity)
+
+
+def fill_up(path: Path) -> None:
+    """Write zeros until there is no room for a single block."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        for size in (1 << 20, 4096):
+            try:
+                while True:
+                    os.write(descriptor, bytes(size))
+                    os.fsync(descriptor)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+    finally:
+        os.close(descriptor)
+
+
+def write_chunk(backend: LocalStoreBackend, chunk: int) -> list[int]:
+    handle = backend.write_segments(SegmentBatch([chunk, chunk], [0, 1], [0, 1]))
+    assert handle.wait(time.monotonic() + 60)
+    return list(handle.status())
+
+
+def test_full_disk_fails_segments_and_what_was_stored_stays(disk: Path) -> None:
+    window = HostWindow(4, GEOMETRY.segment_bytes)
+    with open_store(disk / "kv") as store:
+        backend = LocalStoreBackend(store.layout, 0)
+        backend.bind_staging(window)
+        outcome: list[int] = []
+        stored = 0
+        for chunk in range(CHUNKS):
+            window.slot(0)[:] = window.slot(1)[:] = bytes([chunk + 1]) * GEOMETRY.segment_bytes
+            outcome = write_chunk(backend, chunk)
+            if any(outcome):
+                break
+            stored += 1
+        assert errno.ENOSPC in outcome
+        assert set(outcome) <= {0, errno.ENOSPC}
+        assert stored > 4
+        for chunk in range(stored):
+            handle = backend.read_segments(SegmentBatch([chunk], [1], [2]))
+            assert handle.wait(time.monotonic() + 60)
+            assert handle.status() == [0]
+            assert set(window.slot(2)) == {chunk + 1}
+        backend.shutdown()
+
+
+def test_catalogue_waits_for_room_and_heals(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    filler = disk / "filler"
+    with open_store(disk / "kv") as store:
+        store.catalogue.put(Record(b"first", 0, 1, (b"s" * 16,), 1))
+        assert store.catalogue.flush(30)
+        fill_up(filler)
+        told: list[int] = []
+        # More than the log's blocks that the file system has given already.
+        for slot in range(1, CHUNKS):
+            store.catalogue.put(Record(b"%d" % slot, slot, 1, (b"s" * 200_000,), 1))
+        store.catalogue.remove([0], told.extend)
+        deadline = time.monotonic() + 30
+        while store.catalogue.last_error is None:
+            assert time.monotonic() < deadline
+            store.catalogue.flush(0.05)
+        assert told == []
+        filler.unlink()
+        assert store.catalogue.flush(30)
+        assert store.catalogue.last_error is None
+        assert told == [0]
+        assert len(store.catalogue.records()) == CHUNKS - 1
+    assert sum("cannot be written" in entry.message for entry in caplog.records) == 1
+
+
+def test_read_only_disk_is_refused_in_one_line(disk: Path) -> None:
+    open_store(disk / "kv").close()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(
+        RootError, match=r"cannot be written \(Read-only file system\); name another root"
+    ) as caught:
+        open_store(disk / "kv")
+    assert caught.value.errno == errno.EROFS
+    assert "\n" not in str(caught.value)
