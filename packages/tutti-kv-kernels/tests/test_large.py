@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,6 +89,32 @@ def test_two_threads_on_disjoint_slots_and_pages() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(work, [slice(0, half), slice(half, None)]))
     assert restored.equal(pages)
+
+
+NO_MORE_THREADS = """
+import resource, torch
+import tutti_kv_kernels as tk
+
+layout = tk.PagedLayout(0, 4096, 4096, 64)
+pages = torch.randint(0, 256, (layout.end,), dtype=torch.uint8)
+window = torch.zeros_like(pages)
+block_ids, slots = torch.arange(64).view(8, 8), torch.arange(8)
+checksums = torch.zeros(8, dtype=torch.int64)
+with open("/proc/self/statm") as file:
+    mapped = int(file.read().split()[0]) * resource.getpagesize()
+# Room for small allocations, not for a thread's stack of 8 MiB.
+resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 8 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (4 << 20),) * 2)
+tk.gather_into(pages, layout, block_ids, window, slots, 32768, checksums, num_threads=8)
+assert window.equal(pages)
+"""
+
+
+def test_a_transfer_that_gets_no_threads_does_all_the_work_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MORE_THREADS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_python_threads_run_during_a_transfer() -> None:

@@ -76,6 +76,13 @@ def test_a_block_of_several_rows_is_one_page(order: str) -> None:
     assert page.equal(physical[1, 4:6].contiguous().view(torch.uint8).view(-1))
 
 
+def test_a_storage_that_shrank_under_its_view_is_refused() -> None:
+    tensor = torch.zeros(8, 2, 4, 16, dtype=torch.bfloat16)
+    tensor.untyped_storage().resize_(2047)
+    with pytest.raises(tk.LayoutError, match="ends at byte 2048, beyond the storage of 2047 bytes"):
+        tk.PagedLayout.from_kv_cache(tensor, kv_cache_layout="LBHNC", page_bytes=256, num_blocks=8)
+
+
 def test_three_dimensions_and_one_head_are_accepted() -> None:
     latent = torch.zeros(4, 16, 576, dtype=torch.bfloat16)
     expected = tk.PagedLayout(0, 18432, 18432, 4)

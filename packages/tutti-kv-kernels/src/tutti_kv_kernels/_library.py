@@ -28,7 +28,7 @@ def load() -> str:
     except OSError as error:
         reason = error.__cause__ or error
         raise ImportError(
-            f"torch {torch.__version__} cannot load {spec.origin}: {reason}; tutti-kv-kernels needs torch>=2.10 "
-            "on the platform that its wheel was built for"
+            f"torch {torch.__version__} cannot load {spec.origin}: {reason}; tutti-kv-kernels needs "
+            "torch>=2.10 on the platform that its wheel was built for"
         ) from error
     return spec.origin
