@@ -14,7 +14,7 @@ from types import TracebackType
 
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
 from tutti_engine.catalogue_file import reserved_bytes
-from tutti_engine.errors import GeometryError
+from tutti_engine.errors import CatalogueError, GeometryError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
@@ -148,8 +148,7 @@ class LocalStore:
             layout = settle_layout(catalogue, directories, geometry, num_chunks)
             dropped = drop_unusable(catalogue, layout, ranks)
             trim_files(layout, ranks)
-            if dropped:
-                catalogue.shrink()
+            shrink_catalogue(catalogue, layout, ranks)
             write_namespace(layout, namespace)
             records = catalogue.records()
             return cls(layout, catalogue, records, dropped, stack.pop_all())
@@ -231,6 +230,17 @@ def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
     if bad:
         log.warning("%s: %d damaged rows are dropped", layout.directories[0], bad)
     return gone + bad
+
+
+def shrink_catalogue(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> None:
+    """Make the database file fit a store that became smaller."""
+    path = Path(layout.directories[0]) / CATALOGUE_NAME
+    limit = reserved_bytes(layout.num_chunks, ranks * layout.num_layers * CHECKSUM_BYTES)
+    if path.stat().st_size > limit:
+        try:
+            catalogue.shrink()
+        except CatalogueError as error:
+            log.warning("%s stays larger than its share of the capacity: %s", path, error)
 
 
 def write_namespace(layout: StoreLayout, namespace: Namespace) -> None:

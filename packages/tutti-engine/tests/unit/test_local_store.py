@@ -228,6 +228,18 @@ def test_shrinking_drops_chunks_without_a_place_and_frees_the_disk(
         assert keep.exists()
 
 
+def test_database_of_a_larger_store_is_cut_to_its_new_share(tmp_path: Path) -> None:
+    tall = Geometry(num_layers=400, block_tokens=16, blocks_per_chunk=1, page_bytes=4096)
+    with open_store(tmp_path, chunks=2000, geometry=tall) as store:
+        for slot in store.chunk_ids:
+            store.catalogue.put(Record(b"key-%d" % slot, slot, 1, (bytes(3200),), 1))
+    path = store.directory / CATALOGUE_NAME
+    before = path.stat().st_size
+    with open_store(tmp_path, chunks=50, geometry=tall) as store:
+        assert slots(store) == list(range(50))
+        assert path.stat().st_size < before // 10
+
+
 def test_growth_beyond_the_file_bound_starts_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -214,7 +214,7 @@ class Transfer:
             for file, code in zip(requests.first.tolist(), status.tolist()):
                 self._status[(self._segments.files == file) & (self._status == 0)] = code
             return
-        alone = (requests.count == 1) | final
+        alone = (requests.count == 1) | final | (time.monotonic() >= self._give_up)
         np.maximum.at(
             self._status, spread(requests.take(alone)), np.repeat(status[alone], requests.count[alone])
         )
