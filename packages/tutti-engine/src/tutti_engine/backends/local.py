@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tutti_engine.backend import SegmentBatch, StagingWindow
 from tutti_engine.backends.local_files import check_store, file_uri, prepare_files
+from tutti_engine.backends.local_transfer import Requests, Segments, Transfer
 from tutti_engine.errors import RootError
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
 from tutti_engine.store_layout import StoreLayout
@@ -27,15 +26,9 @@ except ImportError as error:
         f"the local store needs tutti-runtime and numpy ({error}); pip install 'tutti-engine[local]'"
     ) from error
 
-__all__ = ["LocalStoreBackend", "Transfer"]
+__all__ = ["LocalStoreBackend"]
 
 log = logging.getLogger(__name__)
-
-WAIT_SLICE = 0.1
-"""Longest time in the runtime's wait: between two slices other threads and the clock get their turn."""
-
-ROOM_PAUSE = 0.002
-"""Pause of a waiting thread whose segments found no room while all room was taken by other batches."""
 
 SHUTDOWN_SECONDS = 5.0
 
@@ -43,201 +36,6 @@ Array = np.ndarray[Any, Any]
 
 _unsafe: list[object] = []
 """Windows of backends whose I/O would not end: the kernel may still write there, so they are never freed."""
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Requests for the runtime, with what each is for.
-
-    Attributes:
-        array: requests of ``tutti_runtime.REQUEST_DTYPE``.
-        first: for each the number of its first segment in the batch; of a flush the file's number.
-        count: for each the number of neighbouring segments that it moves at once.
-    """
-
-    array: Array
-    first: Array
-    count: Array
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def take(self, chosen: Array | slice) -> Requests:
-        """Return some of the requests, chosen by mask or range."""
-        return Requests(self.array[chosen], self.first[chosen], self.count[chosen])
-
-
-@dataclass(frozen=True)
-class Segments:
-    """A checked batch as columns: file number, offset in the file, offset in the window."""
-
-    files: Array
-    offsets: Array
-    window_offsets: Array
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-
-class Transfer:
-    """A batch in flight. Whoever polls or waits drives it; there is no thread for it."""
-
-    def __init__(self, backend: LocalStoreBackend, direction: int, segments: Segments) -> None:
-        self._backend = backend
-        self._direction = direction
-        self._segments = segments
-        self._give_up = time.monotonic() + backend.io_timeout
-        self._status = np.zeros(len(segments), np.int32)
-        self._todo = [backend.requests(direction, segments, np.arange(len(segments)), merge=True)]
-        self._active: list[tuple[int, Requests]] = []
-        self._flushing = False
-        self._done = len(segments) == 0
-        self._lock = threading.Lock()
-
-    def poll(self) -> bool:
-        """Make progress; return whether all segments are finished."""
-        if not self._done and self._lock.acquire(blocking=False):
-            try:
-                self._step()
-            finally:
-                self._lock.release()
-        return self._done
-
-    def wait(self, deadline: float) -> bool:
-        """Drive the batch until it is finished or ``time.monotonic()`` reaches ``deadline``;
-
-        Return ``poll()``.
-        """
-        while not self._done:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return self.poll()
-            if self._lock.acquire(timeout=remaining):
-                try:
-                    self._step(min(remaining, WAIT_SLICE))
-                finally:
-                    self._lock.release()
-        return True
-
-    def status(self) -> Sequence[int]:
-        """Return 0 or an ``errno`` for each segment. Raises RuntimeError before the batch is finished."""
-        if not self._done:
-            raise RuntimeError("the batch is still in flight; its status is known once poll() returns True")
-        statuses: list[int] = self._status.tolist()
-        return statuses
-
-    def cancel(self) -> None:
-        """End the batch because the runtime has ended and touches its memory no more."""
-        with self._lock:
-            if not self._done:
-                self._status[self._status == 0] = errno.ECANCELED
-                self._todo, self._active = [], []
-                self._end()
-
-    def handles(self) -> list[int]:
-        """Return the runtime's handles of what is in flight."""
-        return [handle for handle, _ in self._active]
-
-    def _step(self, patience: float = 0.0) -> None:
-        """Submit what waits, collect what is finished; wait up to ``patience`` seconds for one piece."""
-        if self._done:
-            return
-        try:
-            self._collect(0.0)
-            self._submit()
-            self._next_phase()
-            if patience and not self._done:
-                if self._active:
-                    self._collect(patience)
-                    self._submit()
-                    self._next_phase()
-                else:
-                    self._backend.wait_for_room(min(patience, ROOM_PAUSE))
-        except tutti_runtime.RuntimeClosedError:
-            # Shutdown is under way in another thread; it cancels this batch once nothing moves any more.
-            if patience:
-                self._backend.wait_for_room(min(patience, ROOM_PAUSE))
-
-    def _submit(self) -> None:
-        waiting, self._todo = self._todo, []
-        expired = time.monotonic() >= self._give_up
-        for requests in waiting:
-            if expired:
-                code = errno.ETIMEDOUT if self._flushing else errno.EAGAIN
-                self._settle(requests, np.full(len(requests), code, np.int32), final=True)
-                continue
-            limit = self._backend.max_batch_requests
-            for start in range(0, len(requests), limit):
-                self._submit_some(requests.take(slice(start, start + limit)))
-
-    def _submit_some(self, requests: Requests) -> None:
-        result = self._backend.runtime.submit(requests.array)
-        accepted = np.asarray(result.accepted, bool)
-        errors = np.asarray(result.errors, np.int32)
-        if result.handle is not None:
-            self._active.append((result.handle, requests.take(accepted)))
-        no_room = ~accepted & (errors == errno.EAGAIN)
-        if no_room.any():
-            self._todo.append(requests.take(no_room))
-        refused = ~accepted & ~no_room
-        if refused.any():
-            self._settle(requests.take(refused), errors[refused])
-
-    def _collect(self, patience: float) -> None:
-        runtime = self._backend.runtime
-        active, self._active = self._active, []
-        try:
-            while active:
-                handle, requests = active[0]
-                if not patience and not runtime.poll(handle):
-                    self._active.append(active.pop(0))
-                    continue
-                try:
-                    completion = runtime.wait(handle, patience)
-                except TimeoutError:
-                    return
-                finally:
-                    patience = 0.0
-                active.pop(0)
-                self._settle(requests, np.asarray(completion.status, np.int32))
-                self._backend.tell_room()
-        finally:
-            self._active += active
-
-    def _settle(self, requests: Requests, status: Array, *, final: bool = False) -> None:
-        """Note the outcome of requests. Segments that failed together are tried again one by one."""
-        failed = status != 0
-        if not failed.any():
-            return
-        requests, status = requests.take(failed), status[failed]
-        if self._flushing:
-            for file, code in zip(requests.first.tolist(), status.tolist()):
-                self._status[(self._segments.files == file) & (self._status == 0)] = code
-            return
-        alone = (requests.count == 1) | final | (time.monotonic() >= self._give_up)
-        np.maximum.at(
-            self._status, spread(requests.take(alone)), np.repeat(status[alone], requests.count[alone])
-        )
-        if not alone.all():
-            again = spread(requests.take(~alone))
-            self._todo.append(self._backend.requests(self._direction, self._segments, again, merge=False))
-
-    def _next_phase(self) -> None:
-        if self._todo or self._active:
-            return
-        if self._direction == tutti_runtime.WRITE and not self._flushing:
-            # Written is not durable: a batch succeeds only when its files are flushed after its last write.
-            self._flushing = True
-            touched = np.unique(self._segments.files[self._status == 0])
-            if len(touched):
-                self._todo = [self._backend.flushes(touched)]
-                self._submit()
-                return
-        self._end()
-
-    def _end(self) -> None:
-        self._done = True
-        self._backend.forget(self)
 
 
 class LocalStoreBackend:
@@ -255,6 +53,8 @@ class LocalStoreBackend:
     Raises:
         RootError: a directory is another store's, or files cannot be made or opened.
     """
+
+    closed_error = tutti_runtime.RuntimeClosedError
 
     def __init__(
         self,
@@ -328,11 +128,11 @@ class LocalStoreBackend:
 
     def write_segments(self, batch: SegmentBatch) -> Transfer:
         """Start to copy slots to files. Finished once written and flushed."""
-        return self._start(tutti_runtime.WRITE, batch)
+        return self._start(batch, write=True)
 
     def read_segments(self, batch: SegmentBatch) -> Transfer:
         """Start to copy files to slots."""
-        return self._start(tutti_runtime.READ, batch)
+        return self._start(batch, write=False)
 
     def check(self, batch: SegmentBatch) -> None:
         """Raise what ``write_segments`` would raise for a batch, and start nothing."""
@@ -380,9 +180,9 @@ class LocalStoreBackend:
             self.runtime.unregister_memory(self._memory)
         return True
 
-    def _start(self, direction: int, batch: SegmentBatch) -> Transfer:
+    def _start(self, batch: SegmentBatch, *, write: bool) -> Transfer:
         segments = self._segments(batch)
-        transfer = Transfer(self, direction, segments)
+        transfer = Transfer(self, segments, write=write)
         with self._room:
             if self._closed:
                 raise RuntimeError("the backend is shut down")
@@ -407,53 +207,41 @@ class LocalStoreBackend:
             window_offsets=slots * layout.segment_bytes,
         )
 
-    def requests(self, direction: int, segments: Segments, chosen: Array, *, merge: bool) -> Requests:
-        """Return the requests that move the ``chosen`` segments of a batch, numbers in ascending order."""
-        size = self.layout.segment_bytes
+    def requests(self, segments: Segments, alone: Sequence[int] | None = None, *, write: bool) -> Requests:
+        """Return the requests that move all segments of a batch, or some of them each by its own request."""
+        chosen = np.arange(len(segments)) if alone is None else np.asarray(alone)
+        size, limit = self.layout.segment_bytes, self._max_io_bytes
         files, offsets = segments.files[chosen], segments.offsets[chosen]
         window_offsets = segments.window_offsets[chosen]
-        if size > self._max_io_bytes:
-            return self._split(direction, files, offsets, window_offsets, chosen)
-        starts = np.ones(len(chosen), bool)
-        if merge:
-            starts[1:] = (
-                (np.diff(files) != 0) | (np.diff(offsets) != size) | (np.diff(window_offsets) != size)
+        if size > limit:
+            pieces = np.arange(0, size, limit)
+            skip = np.tile(pieces, len(chosen))
+            files, offsets, window_offsets, chosen = (
+                np.repeat(each, len(pieces)) for each in (files, offsets, window_offsets, chosen)
             )
-            heads = np.flatnonzero(starts)
-            run = np.cumsum(starts) - 1
-            starts = (np.arange(len(chosen)) - heads[run]) % (self._max_io_bytes // size) == 0
-        heads = np.flatnonzero(starts)
+            lengths = np.minimum(size - skip, limit)
+            array = self._array(write, files, offsets + skip, window_offsets + skip, lengths)
+            return Requests(array, chosen, np.ones(len(array), np.int64))
+        heads = np.arange(len(chosen))
+        if alone is None:
+            heads = run_heads(files, offsets, window_offsets, size, limit // size)
         count = np.diff(np.append(heads, len(chosen)))
-        array = self._array(direction, files[heads], offsets[heads], window_offsets[heads], count * size)
+        array = self._array(write, files[heads], offsets[heads], window_offsets[heads], count * size)
         return Requests(array, chosen[heads], count)
 
-    def _split(
-        self, direction: int, files: Array, offsets: Array, window_offsets: Array, chosen: Array
-    ) -> Requests:
-        size = self.layout.segment_bytes
-        within = np.arange(0, size, self._max_io_bytes)
-        times, skip = len(within), np.tile(within, len(chosen))
-        array = self._array(
-            direction,
-            np.repeat(files, times),
-            np.repeat(offsets, times) + skip,
-            np.repeat(window_offsets, times) + skip,
-            np.minimum(size - skip, self._max_io_bytes),
-        )
-        return Requests(array, np.repeat(chosen, times), np.ones(len(array), np.int64))
-
-    def flushes(self, files: Array) -> Requests:
+    def flushes(self, files: Sequence[int]) -> Requests:
         """Return the requests that make earlier writes to files durable."""
-        array = np.zeros(len(files), tutti_runtime.REQUEST_DTYPE)
+        numbers = np.asarray(files)
+        array = np.zeros(len(numbers), tutti_runtime.REQUEST_DTYPE)
         array["direction"] = tutti_runtime.FLUSH
-        array["target"] = self._targets[files]
-        return Requests(array, files, np.ones(len(files), np.int64))
+        array["target"] = self._targets[numbers]
+        return Requests(array, numbers, np.ones(len(numbers), np.int64))
 
     def _array(
-        self, direction: int, files: Array, offsets: Array, window_offsets: Array, lengths: Array
+        self, write: bool, files: Array, offsets: Array, window_offsets: Array, lengths: Array
     ) -> Array:
         array = np.zeros(len(files), tutti_runtime.REQUEST_DTYPE)
-        array["direction"] = direction
+        array["direction"] = tutti_runtime.WRITE if write else tutti_runtime.READ
         array["memory"] = self._memory
         array["memory_offset"] = window_offsets
         array["target"] = self._targets[files]
@@ -492,8 +280,10 @@ def column(name: str, values: Sequence[Any], limit: int) -> Array:
     return whole
 
 
-def spread(requests: Requests) -> Array:
-    """Return the numbers of all segments that requests are for."""
-    before = np.repeat(np.cumsum(requests.count) - requests.count, requests.count)
-    numbers: Array = np.repeat(requests.first, requests.count) + np.arange(len(before)) - before
-    return numbers
+def run_heads(files: Array, offsets: Array, window_offsets: Array, size: int, longest: int) -> Array:
+    """Return where runs of neighbours in file and window begin; none is longer than ``longest`` segments."""
+    begins = np.ones(len(files), bool)
+    begins[1:] = (np.diff(files) != 0) | (np.diff(offsets) != size) | (np.diff(window_offsets) != size)
+    heads = np.flatnonzero(begins)
+    place_in_run = np.arange(len(files)) - heads[np.cumsum(begins) - 1]
+    return np.flatnonzero(place_in_run % longest == 0)
