@@ -430,27 +430,29 @@ Stats StorageRuntime::stats() {
 bool StorageRuntime::shutdown(Duration timeout) {
   require_owner();
   const Clock::time_point deadline = deadline_after(timeout);
-  std::unique_lock turn(shutdown_mutex_, deadline);
-  if (!turn.owns_lock()) {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::kOpen) {
+    state_ = State::kDraining;
+  }
+  const auto my_turn_or_over = [this] {
+    return state_ == State::kStopped || (state_ == State::kDraining && in_flight_ == 0);
+  };
+  if (!drained_.wait_until(lock, deadline, my_turn_or_over)) {
     return false;
   }
-  {
-    std::unique_lock lock(mutex_);
-    if (state_ == State::kStopped) {
-      return true;
-    }
-    state_ = State::kDraining;
-    if (!drained_.wait_until(lock, deadline, [this] { return in_flight_ == 0; })) {
-      return false;
-    }
+  if (state_ == State::kStopped) {
+    return true;
   }
+  state_ = State::kStopping;
+  lock.unlock();
   path_->shutdown();
-  std::lock_guard lock(mutex_);
+  lock.lock();
   batches_.clear();
   memories_.clear();
   targets_.clear();
   ::close(std::exchange(event_fd_, -1));
   state_ = State::kStopped;
+  drained_.notify_all();
   return true;
 }
 

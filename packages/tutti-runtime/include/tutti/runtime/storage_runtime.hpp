@@ -90,7 +90,7 @@ class StorageRuntime final : private CompletionSink {
 
  private:
   struct Batch;
-  enum class State { kOpen, kDraining, kStopped };
+  enum class State { kOpen, kDraining, kStopping, kStopped };
 
   void complete(std::span<const IoOp> ops) noexcept override;
   void complete_item(const IoOp& op) noexcept;
@@ -107,9 +107,8 @@ class StorageRuntime final : private CompletionSink {
   std::unique_ptr<DataPath> path_;
   int event_fd_ = -1;
 
-  std::timed_mutex shutdown_mutex_;  ///< taken before mutex_
   mutable std::mutex mutex_;         ///< guards everything below
-  std::condition_variable drained_;
+  std::condition_variable drained_;  ///< nothing in flight, or stopped
   State state_ = State::kOpen;
   detail::SlotTable<std::unique_ptr<Target>> targets_;
   detail::SlotTable<std::unique_ptr<Memory>> memories_;

@@ -13,7 +13,7 @@ enum class HandleKind : std::uint64_t { kTarget = 1, kMemory = 2, kBatch = 3 };
 /// Slots addressed by opaque 64-bit handles: kind (2 bits), runtime (18), generation (24), slot (20). A
 /// handle is good for one lifetime of one slot: a slot whose generations are used up is retired, never
 /// reused. Not thread-safe; the owner locks.
-template <typename T>
+template <typename T, std::uint32_t kGenerations = (1U << 24) - 1>
 class SlotTable {
  public:
   SlotTable(HandleKind kind, std::uint32_t runtime_id)
@@ -31,8 +31,8 @@ class SlotTable {
       if (slots_.size() > kSlotMask) {
         return std::nullopt;
       }
-      free_.reserve(slots_.size() + 1);  // so that erase() cannot fail
       slots_.emplace_back();
+      free_.reserve(slots_.capacity());  // so that erase() cannot fail
       free_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
     }
     const std::uint32_t index = free_.back();
@@ -63,7 +63,7 @@ class SlotTable {
     Slot& slot = slots_[index];
     slot.value.reset();
     --size_;
-    if (slot.generation < kGenerationMask) {
+    if (slot.generation < kGenerations) {
       ++slot.generation;
       free_.push_back(index);
     }
@@ -81,6 +81,7 @@ class SlotTable {
   static constexpr std::uint64_t kSlotMask = (std::uint64_t{1} << 20) - 1;
   static constexpr std::uint64_t kRuntimeMask = (std::uint64_t{1} << 18) - 1;
   static constexpr std::uint64_t kGenerationMask = (std::uint64_t{1} << 24) - 1;
+  static_assert(kGenerations <= kGenerationMask);
   static constexpr std::uint64_t kPrefixMask = ~((std::uint64_t{1} << 44) - 1);
 
   struct Slot {
