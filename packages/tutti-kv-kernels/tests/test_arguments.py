@@ -146,6 +146,14 @@ def test_tensors_of_other_devices_are_refused() -> None:
         tk.gather_into(**given | {"window": given["window"].to("meta")})
 
 
+def test_tensors_without_a_kernel_are_refused() -> None:
+    given = arguments()
+    given["pages"] = given["pages"].to_sparse()
+    message = r"kernels for dense CPU tensors only, .* cpu \(torch.sparse_coo\), cpu \(torch.strided\)"
+    with pytest.raises(ValueError, match=message):
+        tk.gather_into(**given)
+
+
 def test_ids_that_live_in_the_window_are_read_before_it_is_written() -> None:
     given = arguments()
     packed_ids = given["window"][3 * SLOT : 3 * SLOT + 32].view(torch.int64).view(2, 2)

@@ -35,6 +35,16 @@ def _trace(*arguments: object) -> None:
         raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
 
 
+def _run(operator: torch._ops.OpOverload, *arguments: object) -> None:
+    try:
+        operator(*arguments)
+    except NotImplementedError as error:
+        kinds = {f"{a.device} ({a.layout})" for a in arguments if isinstance(a, torch.Tensor)}
+        raise ValueError(
+            f"{operator} has kernels for dense CPU tensors only, got tensors on {', '.join(sorted(kinds))}"
+        ) from error
+
+
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The whole untyped storage under ``tensor`` as a 1-D uint8 tensor that shares its memory."""
     storage = tensor.untyped_storage()
@@ -88,7 +98,8 @@ def gather_into(
         ValueError: for any argument that breaks a rule above, and for a window that overlaps ``pages``.
             Nothing has been written then.
     """
-    _gather(
+    _run(
+        _gather,
         pages,
         layout.storage_offset,
         layout.block_stride,
@@ -129,7 +140,8 @@ def scatter(
         ValueError: as `gather_into`. Nothing has been written then.
     """
     matched = torch.empty(slots.shape, dtype=torch.bool, device=slots.device)
-    _scatter(
+    _run(
+        _scatter,
         window,
         slots,
         slot_bytes,
@@ -153,5 +165,5 @@ def checksum(data: torch.Tensor) -> int:
         ValueError: for any other tensor.
     """
     result = torch.empty(1, dtype=torch.int64, device=data.device)
-    _checksum(data, result)
+    _run(_checksum, data, result)
     return int(result.item()) % 2**64
