@@ -9,13 +9,14 @@ from typing import Any
 
 from tutti_engine import Geometry, StorageBackend, TuttiEngine, TuttiError
 from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store_roots import prepare_directory
 from tutti_vllm.compat import check_vllm
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.worker import WorkerSide
 
-__all__ = ["StartupError", "open_scheduler", "open_worker", "register"]
+__all__ = ["StartupError", "check_settings", "open_scheduler", "open_worker", "register"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,21 @@ class StartupError(SystemExit):
         super().__init__(f"Tutti: {reason}")
 
 
-def read_settings(vllm_config: Any) -> Settings:
-    """Return the user's settings, or end the process with what is wrong with them."""
+def check_settings(extra: Mapping[str, Any]) -> Settings:
+    """Return the settings, or end the process: with what is wrong with them, or with a root if they are strict."""
     try:
-        return Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
-    except SettingsError as error:
+        settings = Settings.parse(extra)
+        if settings.strict:
+            for root in settings.roots:
+                prepare_directory(root)
+    except (SettingsError, TuttiError) as error:
         raise StartupError(error) from None
+    return settings
+
+
+def read_settings(vllm_config: Any) -> Settings:
+    """Return the user's settings, which vLLM carries to every process."""
+    return check_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
 
 
 def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | None:

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector: both roles, forwards only.
+
+vLLM ends the whole server when a connector's callback raises, so none of them does: a failure is logged, and the
+callback answers what a cache with nothing in it would answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tutti_vllm.compat import check_vllm, join_vllm_log
+
+check_vllm()
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
+
+from tutti_vllm import opening  # noqa: E402
+from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
+from tutti_vllm.scheduler import scheduled_blocks  # noqa: E402
+
+if TYPE_CHECKING:
+    from tutti_vllm.scheduler import SchedulerSide
+    from tutti_vllm.worker import WorkerSide
+
+__all__ = ["TuttiConnectorV1", "TuttiMetadata", "TuttiWorkerMetadata"]
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 10.0
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def contained(answer: Callable[[], Any]) -> Callable[[Method], Method]:
+    """Make a callback log an exception and return ``answer()`` instead of letting it out."""
+
+    def wrap(method: Method) -> Method:
+        @functools.wraps(method)
+        def guarded(self: TuttiConnectorV1, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                logger.exception("Tutti: %s failed; the server goes on.", method.__name__)
+                return answer()
+
+        return guarded  # type: ignore[return-value]
+
+    return wrap
+
+
+class TuttiMetadata(KVConnectorMetadata):
+    """Carries the scheduler's orders to the workers."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class TuttiWorkerMetadata(KVConnectorWorkerMetadata):
+    """Carries the workers' reports to the scheduler."""
+
+    def __init__(self, report: StepReport) -> None:
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> TuttiWorkerMetadata:
+        """Join two ranks' reports."""
+        assert isinstance(other, TuttiWorkerMetadata)
+        return TuttiWorkerMetadata(self.report.merge(other.report))
+
+
+class TuttiConnectorV1(KVConnectorBase_V1):
+    """Keeps vLLM's KV cache on disk and gives it back, also after a restart.
+
+    It does not take part in vLLM's hybrid memory: vLLM then runs every model with one KV cache group.
+    """
+
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        join_vllm_log()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = opening.open_scheduler(vllm_config, kv_cache_config)
+        else:
+            self._worker = opening.open_worker(vllm_config, kv_cache_config)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return False: whole-request loads need no layer hooks."""
+        return False
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Return False: a store that is lost costs a later hit, nothing else."""
+        return False
+
+    def counters(self) -> dict[str, int]:
+        """Return this process's totals (see ``tutti_engine.planner.Planner``); empty on a worker's side.
+
+        The same counters, summed over the store's life, are in its catalogue: ``tutti_engine.catalogue.read_counters``.
+        """
+        return {} if self._scheduler is None else self._scheduler.engine.planner.counters.snapshot()
+
+    # Scheduler.
+
+    @contained(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        """Start to look after a request whose KV is the same for everybody who sends the same tokens."""
+        # An adapter or an embedding may change under the name that vLLM puts into its block hashes.
+        plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
+        if self._scheduler is not None and plain and request.pooling_params is None:
+            self._scheduler.add_request(request)
+
+    @contained(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Return how many tokens can be loaded beyond the local hit, and that loading is asynchronous."""
+        if self._scheduler is None:
+            return 0, False
+        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    @contained(lambda: None)
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Plan the load of tokens that vLLM now counts as computed."""
+        if self._scheduler is not None and num_external_tokens > 0:
+            self._scheduler.plan_load(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    @contained(lambda: TuttiMetadata(StepOrders()))
+    def build_connector_meta(self, scheduler_output: Any) -> TuttiMetadata:
+        """Return the step's orders to the workers."""
+        if self._scheduler is None:
+            return TuttiMetadata(StepOrders())
+        return TuttiMetadata(
+            self._scheduler.build_orders(
+                scheduler_output.num_scheduled_tokens,
+                scheduler_output.scheduled_spec_decode_tokens,
+                scheduled_blocks(scheduler_output.kv_connector_block_state),
+            )
+        )
+
+    @contained(lambda: None)
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take the workers' reports."""
+        metadata = connector_output.kv_connector_worker_meta
+        if self._scheduler is not None and isinstance(metadata, TuttiWorkerMetadata):
+            self._scheduler.take_report(metadata.report)
+
+    @contained(lambda: (False, None))
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Stop looking after a request. Its blocks are free: stores hold copies of their own."""
+        if self._scheduler is not None:
+            self._scheduler.remove_request(request.request_id)
+        return False, None
+
+    @contained(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        """Keep an idle engine stepping until every store is reported."""
+        return self._scheduler is not None and self._scheduler.has_pending_stores()
+
+    @contained(lambda: False)
+    def reset_cache(self) -> bool | None:
+        """Forget every chunk on disk as well."""
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
+
+    # Worker.
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Take the paged KV cache of this rank."""
+        if self._worker is not None:
+            opening.register(self._worker, self._vllm_config, self._kv_cache_config, kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the step's orders: the only callback that surely comes before everything else of a step."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None and isinstance(connector_metadata, TuttiMetadata):
+            self._worker.begin_step(connector_metadata.orders)
+
+    @contained(lambda: None)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Start the step's loads."""
+        if self._worker is not None:
+            self._worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: requests run only after their whole load."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: pages are copied once a step, in ``wait_for_save``."""
+
+    @contained(lambda: None)
+    def wait_for_save(self) -> None:
+        """Copy the pages of chunks that this step completed."""
+        if self._worker is not None:
+            self._worker.finish_step()
+
+    @contained(lambda: (None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return the requests whose loads have ended; nothing is ever sent."""
+        if self._worker is None:
+            return None, None
+        self._worker.collect()
+        return None, self._worker.take_received() or None
+
+    @contained(set)
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that were promised and did not arrive."""
+        return set() if self._worker is None else self._worker.take_bad_blocks()
+
+    @contained(lambda: None)
+    def build_connector_worker_meta(self) -> TuttiWorkerMetadata | None:
+        """Return this rank's report, if there is anything to say."""
+        report = None if self._worker is None else self._worker.take_report()
+        return None if report is None else TuttiWorkerMetadata(report)
+
+    @contained(lambda: None)
+    def shutdown(self) -> None:
+        """Finish within a bounded time. What vLLM kills before is lost, never wrong."""
+        if self._worker is not None:
+            self._worker.shutdown(SHUTDOWN_SECONDS)
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
