@@ -86,7 +86,7 @@ def remove_stale_catalogues(directories: Sequence[Path]) -> None:
             (directory / f"{CATALOGUE_NAME}{tail}").unlink(missing_ok=True)
 
 
-@dataclass
+@dataclass(eq=False)
 class LocalStore:
     """An open store. Use ``LocalStore.open``.
 
@@ -94,12 +94,13 @@ class LocalStore:
         layout: where segments lie; give it to the execution sides.
         catalogue: what is resident.
         records: what was resident at start, each with a slot of this layout and checksums of the right size.
+            The store itself does not need them: empty the list once they are taken over.
         dropped_records: rows that were not like that and are gone.
     """
 
     layout: StoreLayout
     catalogue: Catalogue
-    records: list[Record]
+    records: list[Record] = field(repr=False)
     dropped_records: int
     _locks: contextlib.ExitStack = field(repr=False)
 
