@@ -103,24 +103,14 @@ def make_rows(prompts: list[list[int]], results: list[list[Answer]]) -> list[Row
 
 def show(rows: list[Row], console: Console) -> None:
     """Print the table."""
-    table = Table(title=f"Time to first token, median of {REPEATS} prompts each", caption_justify="left")
-    for title in (
-        "prompt tokens",
-        "hit tokens",
-        "MiB written",
-        "MiB read",
-        "vLLM alone",
-        "Tutti, cold",
-        "Tutti, after restart",
-        "cold / warm",
-        "tokens",
-    ):
-        table.add_column(title, justify="right")
+    table = Table(title=f"Time to first token, median of {REPEATS} prompts each")
+    for title in ("prompt\ntokens", "hit\ntokens", "MiB\nread", "vLLM\nalone", "Tutti\ncold", "Tutti\nwarm", "cold /\nwarm"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("tokens", justify="left", no_wrap=True)
     for row in rows:
         table.add_row(
             f"{row.prompt_tokens:,}",
             f"{row.hit_tokens:,}",
-            f"{row.bytes_written / 2**20:.1f}",
             f"{row.bytes_read / 2**20:.1f}",
             f"{row.alone_seconds * 1e3:,.0f} ms",
             f"{row.cold_seconds * 1e3:,.0f} ms",

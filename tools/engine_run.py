@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -99,7 +100,11 @@ def store_directory(root: Path) -> Path | None:
 
 
 def run_in_new_process(
-    spec: RunSpec, *, environment: dict[str, str] | None = None, on_answer: Callable[[Answer], None] = lambda a: None
+    spec: RunSpec,
+    *,
+    environment: dict[str, str] | None = None,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
+    kill_after: int | None = None,
 ) -> list[Answer]:
     """Run an engine in a process of its own. Raises RunFailedError with the process's output.
 
@@ -107,6 +112,7 @@ def run_in_new_process(
         spec: what to run.
         environment: variables to set beside the usual ones.
         on_answer: called with each answer as it comes.
+        kill_after: number of answers after which all processes of the engine are killed, as by a loss of power.
     """
     command = [sys.executable, "-m", "tools.engine_run"]
     variables = os.environ | _ENVIRONMENT | (environment or {})
@@ -120,6 +126,7 @@ def run_in_new_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(asdict(spec)))
@@ -128,6 +135,9 @@ def run_in_new_process(
             if line.startswith(_MARK):
                 answers.append(Answer(**json.loads(line.removeprefix(_MARK))))
                 on_answer(answers[-1])
+                if len(answers) == kill_after:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    return answers
             else:
                 output.append(line)
     if process.returncode:

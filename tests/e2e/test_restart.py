@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new process takes over what an earlier one computed. Engines run as vLLM runs them: several processes each."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_BYTES, CHUNK_TOKENS, OPTIONS, prompt
 from tools.engine_run import RunSpec, run_in_new_process, store_directory
 
@@ -32,6 +26,20 @@ def test_warm_after_a_restart(model, reference, tmp_path):
     assert [a.counters["written_bytes"] for a in warm] == [0, 0, 0]
     private = [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_mode & 0o077]
     assert private == []
+
+
+def test_a_killed_server_leaves_nothing_wrong(model, reference, tmp_path):
+    prompts = [prompt(45 + n, 500) for n in range(3)]
+    expected = reference(*prompts)
+    one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    before = run_in_new_process(
+        spec(model, tmp_path / "cache", prompts), environment=one_process, kill_after=2
+    )
+    assert [a.tokens for a in before] == expected[:2]
+    after = run_in_new_process(spec(model, tmp_path / "cache", prompts), environment=one_process)
+    assert [a.tokens for a in after] == expected
+    assert [a.counters["load_chunks"] for a in after[:2]] == [7, 7]
+    assert sum(a.counters.get("load_failed_chunks", 0) for a in after) == 0
 
 
 def test_two_ranks_store_and_load_their_own_halves(model, reference, tmp_path):
