@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 CATALOGUE_NAME = "catalogue.db"
 
 MAGIC = b"SQLite format 3\0"
+FORMAT_VERSIONS = (b"\1\1", b"\2\2")
+"""Bytes 18 and 19 of a database: written without and with a write-ahead log."""
 
 APPLICATION_ID = 0x54555454
 SCHEMA_VERSION = 1
@@ -33,8 +35,6 @@ MAX_COMMIT_OPERATIONS = 256
 """Rows that one transaction changes at most; with the row's size it bounds the write-ahead log."""
 
 MAX_KEY_BYTES = 64
-
-COLUMNS = ("slot", "key", "generation", "ranks", "checksums", "last_used")
 
 SCHEMA = (
     """CREATE TABLE chunks (
@@ -70,6 +70,24 @@ def reserved_bytes(num_chunks: int, checksum_bytes: int) -> int:
     return database + PAGE_BYTES + frames * WAL_FRAME_BYTES + index
 
 
+SYSTEMS_ERRORS = (
+    "access permission denied",
+    "attempt to write a readonly database",
+    "database is locked",
+    "database or disk is full",
+    "disk I/O error",
+    "locking protocol",
+    "out of memory",
+    "unable to open database file",
+)
+"""SQLite's texts for what is not the file's fault (Python 3.10 does not tell its error codes)."""
+
+
+def is_systems(error: Exception) -> bool:
+    """Return whether the system refused something, rather than the file being damaged."""
+    return isinstance(error, sqlite3.OperationalError) and str(error).startswith(SYSTEMS_ERRORS)
+
+
 def refuse_links(path: Path) -> None:
     """Raise OSError if the database or one of its side files is anything but a plain file."""
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
@@ -91,22 +109,25 @@ def connect(path: Path) -> sqlite3.Connection:
     # SQLite would create the file with the umask's mode; its side files copy the mode of the database.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        # Asked here because SQLite would remove the log beside a file that it does not understand.
-        if os.pread(descriptor, len(MAGIC), 0) not in (b"", MAGIC):
+        # Asked here because SQLite would remove the log beside a file that it does not understand, and take
+        # one whose format version is damaged for write-protected.
+        header = os.pread(descriptor, 20, 0)
+        if header and not (header.startswith(MAGIC) and header[18:] in FORMAT_VERSIONS):
             raise DamagedError("it is not a database")
     finally:
         os.close(descriptor)
     connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    # Damage may hit texts too, even those of error messages.
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
         check(connection)
         configure(connection)
         return connection
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
-        # "Not a database" and "malformed" are this very class, errors of the system its subclasses.
-        if type(error) is sqlite3.DatabaseError:
-            raise DamagedError(str(error)) from error
-        raise
+        if is_systems(error):
+            raise
+        raise DamagedError(str(error)) from error
     except BaseException:
         connection.close()
         raise
@@ -125,8 +146,9 @@ def check(connection: sqlite3.Connection) -> None:
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise DamagedError(verdict.replace("\n", " "))
-    if tuple(row[1] for row in connection.execute("PRAGMA table_info(chunks)")) != COLUMNS:
-        raise DamagedError("its table has other columns")
+    tables = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")
+    if sorted(str(sql) for (sql,) in tables) != sorted(SCHEMA):
+        raise DamagedError("its tables are others")
 
 
 def configure(connection: sqlite3.Connection) -> None:
@@ -244,7 +266,7 @@ def shrink(connection: sqlite3.Connection) -> None:
 
 
 def put_rows(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Insert rows in the order of ``COLUMNS``, replacing those with an equal slot or key."""
+    """Insert rows in the order of the table's columns, replacing those with an equal slot or key."""
     connection.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -16,7 +17,7 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.catalogue import Record
-from tutti_engine.errors import RootError
+from tutti_engine.errors import RootError, TuttiError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
@@ -121,6 +122,20 @@ def test_catalogue_waits_for_room_and_heals(disk: Path, caplog: pytest.LogCaptur
         assert told == [0]
         assert len(store.catalogue.records()) == CHUNKS - 1
     assert sum("cannot be written" in entry.message for entry in caplog.records) == 1
+
+
+def test_start_on_a_full_disk_is_a_plain_error_and_later_a_start(disk: Path) -> None:
+    with open_store(disk / "kv") as store:
+        store.catalogue.put(Record(b"first", 0, 1, (b"s" * 16,), 1))
+    fill_up(disk / "filler")
+    with contextlib.suppress(TuttiError), open_store(disk / "kv") as store:
+        assert [record.key for record in store.records] == [b"first"]
+    with contextlib.suppress(TuttiError), open_store(disk / "new"):
+        pass
+    (disk / "filler").unlink()
+    with open_store(disk / "kv") as store:
+        assert [record.key for record in store.records] == [b"first"]
+    open_store(disk / "new").close()
 
 
 def test_read_only_disk_is_refused_in_one_line(disk: Path) -> None:

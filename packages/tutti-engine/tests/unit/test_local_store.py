@@ -5,6 +5,8 @@ import logging
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -323,3 +325,18 @@ def test_close_twice_does_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.close()
     store.close()
+
+
+def test_planning_side_needs_neither_numpy_nor_the_runtime() -> None:
+    script = """
+import sys
+sys.modules["numpy"] = sys.modules["tutti_runtime"] = None
+import tutti_engine.local_store
+try:
+    import tutti_engine.backends.local
+except ImportError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
+    assert "pip install 'tutti-engine[local]'" in said
