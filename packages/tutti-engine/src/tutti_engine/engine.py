@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.catalogue import Record
-from tutti_engine.executor import DEFAULT_BANK_BYTES, Executor
+from tutti_engine.executor import LOAD_BANK_BYTES, STORE_BANK_BYTES, Executor
 from tutti_engine.geometry import Geometry
 from tutti_engine.mover import Mover
 from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
@@ -103,9 +103,14 @@ class TuttiEngine:
     # Execution side.
 
     def bind(
-        self, mover: Mover, *, bank_bytes: int = DEFAULT_BANK_BYTES, io_timeout: float = 30.0
+        self,
+        mover: Mover,
+        *,
+        load_bank_bytes: int = LOAD_BANK_BYTES,
+        store_bank_bytes: int = STORE_BANK_BYTES,
+        io_timeout: float = 30.0,
     ) -> None:
-        """Connect the backend with the server's pages and start the transfer threads."""
+        """Connect the backend with the server's pages and start the transfer threads; see ``Executor``."""
         if self._backend is None:
             raise RuntimeError("this engine only plans: give it a backend to bind it")
         if self._executor is not None:
@@ -115,7 +120,8 @@ class TuttiEngine:
             self._backend,
             mover,
             rank=self._rank,
-            bank_bytes=bank_bytes,
+            load_bank_bytes=load_bank_bytes,
+            store_bank_bytes=store_bank_bytes,
             io_timeout=io_timeout,
         )
 

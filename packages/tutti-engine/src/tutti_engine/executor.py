@@ -18,12 +18,15 @@ from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.ring_window import RingWindow
 from tutti_engine.transfer import LoadJob, Run, StoreJob, Transfer, Wave
 
-__all__ = ["DEFAULT_BANK_BYTES", "Executor"]
+__all__ = ["LOAD_BANK_BYTES", "STORE_BANK_BYTES", "Executor"]
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BANK_BYTES = 64 * 1024 * 1024
-"""Staging memory of each direction, unless a single chunk needs more."""
+LOAD_BANK_BYTES = 64 * 1024 * 1024
+"""Staging memory for loads, unless two chunks need more: enough to keep drives busy while pages are copied."""
+
+STORE_BANK_BYTES = 256 * 1024 * 1024
+"""Staging memory for stores: takes what one step computes, so that the step need not wait for the drives."""
 
 _RETRY_PAUSE = 0.001
 
@@ -43,7 +46,8 @@ class Executor:
         mover: Mover,
         *,
         rank: int = 0,
-        bank_bytes: int = DEFAULT_BANK_BYTES,
+        load_bank_bytes: int = LOAD_BANK_BYTES,
+        store_bank_bytes: int = STORE_BANK_BYTES,
         io_timeout: float = 30.0,
         store_stall: float = 0.1,
     ) -> None:
@@ -54,7 +58,8 @@ class Executor:
             backend: where segments live; its staging is bound here.
             mover: how pages are reached; bound here as well.
             rank: position of this rank's checksums in a load plan.
-            bank_bytes: staging memory of each direction.
+            load_bank_bytes: staging memory for loads.
+            store_bank_bytes: staging memory for stores.
             io_timeout: seconds after which one wave of I/O counts as failed.
             store_stall: longest time that ``store`` may hold up its caller for want of staging room.
         """
@@ -65,8 +70,12 @@ class Executor:
         self._io_timeout = io_timeout
         self._store_stall = store_stall
         # Two runs at least, so that one wave can be read while the other one is copied.
-        slots = max(bank_bytes // geometry.segment_bytes, 2 * geometry.num_layers)
-        self.window = RingWindow(geometry.segment_bytes, slots, slots)
+        least = 2 * geometry.num_layers
+        self.window = RingWindow(
+            geometry.segment_bytes,
+            max(load_bank_bytes // geometry.segment_bytes, least),
+            max(store_bank_bytes // geometry.segment_bytes, least),
+        )
         backend.bind_staging(self.window)
         mover.bind(self.window)
         self._results: deque[LoadResult | StoreResult] = deque()

@@ -21,16 +21,16 @@ WINDOW_ALIGNMENT = 64 * 1024
 
 
 class SlotBank:
-    """Consecutive slots that are taken and given back in runs, in ring order.
+    """Slots that are taken and given back in runs.
 
-    A run stays together so that neighbouring segments can travel as one large transfer.
+    A run stays together so that neighbouring segments can travel as one large transfer. The lowest free run is taken:
+    slots that were just used are still in the CPU's caches, and no more memory is touched than the traffic needs.
     """
 
     def __init__(self, first: int, count: int) -> None:
         self.first = first
         self.count = count
         self._busy = bytearray(count)
-        self._head = 0
         self._changed = threading.Condition()
 
     @property
@@ -52,7 +52,6 @@ class SlotBank:
                 if remaining <= 0 or not self._changed.wait(remaining):
                     return None
             self._busy[start : start + count] = b"\x01" * count
-            self._head = start + count
             return self.first + start
 
     def release(self, slot: int, count: int) -> None:
@@ -65,10 +64,7 @@ class SlotBank:
             self._changed.notify_all()
 
     def _find(self, count: int) -> int | None:
-        free = bytes(count)
-        start = self._busy.find(free, self._head)
-        if start < 0:
-            start = self._busy.find(free)
+        start = self._busy.find(bytes(count))
         return None if start < 0 else start
 
 

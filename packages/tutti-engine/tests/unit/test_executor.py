@@ -93,8 +93,10 @@ class Rig:
         self.backend = ScriptedBackend()
         self.pages = [bytearray(BLOCKS * GEOMETRY.page_bytes) for _ in range(GEOMETRY.num_layers)]
         mover = PlainMover(GEOMETRY, [memoryview(p) for p in self.pages])
-        options.setdefault("bank_bytes", 12 * GEOMETRY.segment_bytes)
-        self.executor = Executor(GEOMETRY, self.backend, mover, **options)
+        bank = options.pop("bank_bytes", 12 * GEOMETRY.segment_bytes)
+        self.executor = Executor(
+            GEOMETRY, self.backend, mover, load_bank_bytes=bank, store_bank_bytes=bank, **options
+        )
         self.sums = {}
 
     def fill(self, block):

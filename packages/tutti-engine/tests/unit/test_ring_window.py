@@ -62,3 +62,10 @@ def test_waiting_for_room_ends_with_the_release():
     slot = bank.acquire(1, 0.0)
     threading.Timer(0.05, bank.release, (slot, 1)).start()
     assert bank.acquire(1, time.monotonic() + 30) == slot
+
+
+def test_the_lowest_free_run_is_taken_so_that_idle_memory_stays_untouched():
+    bank = SlotBank(0, 100)
+    for _ in range(5):
+        assert bank.acquire(3, 0.0) == 0
+        bank.release(0, 3)
