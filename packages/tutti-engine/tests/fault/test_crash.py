@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.catalogue import CATALOGUE_NAME, read_counters
+from tutti_engine.catalogue import CATALOGUE_NAME, read_counters, resident_chunks
 from tutti_engine.errors import StoreBusyError
 from tutti_engine.testing.window import HostWindow
 
@@ -90,7 +90,12 @@ def test_owner_is_named_while_it_runs_and_replaced_after_its_death(tmp_path: Pat
     finally:
         program.kill()
         program.communicate()
-    assert verify(tmp_path) > 0
+    directory = tmp_path / storing.NAMESPACE.digest
+    left = sorted(directory.iterdir())
+    resident, stored = resident_chunks(directory), read_counters(directory)["stored"]
+    assert sorted(directory.iterdir()) == left
+    assert resident == verify(tmp_path) > 0, "what a crash left can be read before the next owner"
+    assert stored > 0
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
