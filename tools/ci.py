@@ -76,6 +76,9 @@ def plan_from(options: argparse.Namespace) -> Plan:
 def run(options: argparse.Namespace) -> int:
     """Carry out the plan; 0 when every step passed."""
     work = Path(options.work) if options.work else Path(tempfile.mkdtemp(prefix="tutti-ci-"))
+    if work.resolve().is_relative_to(ROOT):
+        # A test that finds the repository above it is not a test of what was installed.
+        raise SystemExit(f"ci: --work {work} is inside the repository; name a folder outside of it")
     dist = Path(options.dist) if options.dist else work / "dist"
     plan = plan_from(options)
     if options.prebuilt:

@@ -117,12 +117,12 @@ permissions:
         with:
           python-version: ${{{{ inputs.python }}}}
       - run: pip install hatch
-      - run: hatch run ci:run ${{{{ inputs.package }}}} --work work --dist dist
+      - run: hatch run ci:run ${{{{ inputs.package }}}} --work "$RUNNER_TEMP/work"
       - uses: actions/upload-artifact@v4
         if: failure()
         with:
           name: logs ${{{{ inputs.package }}}} ${{{{ inputs.python }}}}
-          path: work/logs
+          path: ${{{{ runner.temp }}}}/work/logs
 """
 
 
