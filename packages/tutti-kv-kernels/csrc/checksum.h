@@ -14,6 +14,8 @@ inline constexpr std::uint64_t kMixFactor = 0xD6E8FEB86659FD93ULL;
 inline constexpr std::uint64_t kLengthFactor = 0xA0761D6478BD642FULL;
 
 inline constexpr std::int64_t kWordBytes = 8;
+// A cache line: the unit in which bytes are copied and summed.
+inline constexpr std::int64_t kLineBytes = 64;
 
 [[nodiscard]] constexpr std::uint64_t mix_word(std::uint64_t word, std::uint64_t index) noexcept {
   const std::uint64_t product = (word ^ ((index + 1) * kIndexFactor)) * kMixFactor;

@@ -4,6 +4,7 @@
 
 #include "checksum.h"
 #include "clones.h"
+#include "word_lanes.h"
 
 namespace tutti::kv {
 
@@ -11,8 +12,13 @@ static_assert(std::endian::native == std::endian::little, "tutti64-1 reads words
 
 TUTTI_KV_CLONES std::uint64_t sum_words(const std::byte* data, std::int64_t words,
                                         std::uint64_t first_index) noexcept {
-  std::uint64_t sum = 0;
-  for (std::int64_t i = 0; i < words; ++i) {
+  const std::int64_t lines = words * kWordBytes / kLineBytes;
+  WordLanes lanes(first_index);
+  for (std::int64_t line = 0; line < lines; ++line) {
+    lanes.add(data + line * kLineBytes);
+  }
+  std::uint64_t sum = lanes.total();
+  for (std::int64_t i = lines * kLineBytes / kWordBytes; i < words; ++i) {
     std::uint64_t word;
     std::memcpy(&word, data + i * kWordBytes, sizeof(word));
     sum += mix_word(word, first_index + static_cast<std::uint64_t>(i));

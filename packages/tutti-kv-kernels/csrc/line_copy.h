@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tutti::kv {
+#include "checksum.h"
 
-inline constexpr std::int64_t kLineBytes = 64;
+namespace tutti::kv {
 
 // How copied lines are stored. Streaming stores do not first read the target's line into the cache, which
 // saves a third of the memory traffic when the target is larger than the cache; the caller fences with

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "checksum.h"
 #include "clones.h"
+#include "word_lanes.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -12,11 +12,6 @@
 
 namespace tutti::kv {
 namespace {
-
-constexpr int kLanes = static_cast<int>(kLineBytes / kWordBytes);
-
-// Eight words at once, in whatever registers the instruction set has.
-using Lanes [[gnu::vector_size(kLineBytes)]] = std::uint64_t;
 
 [[gnu::always_inline]] inline void stream_line(std::byte* target, const std::byte* source) noexcept {
 #if defined(__x86_64__)
@@ -53,26 +48,13 @@ template <bool kStream>
 [[gnu::always_inline]] inline std::uint64_t copy_and_sum_all(std::byte* target, const std::byte* source,
                                                              std::int64_t bytes, std::uint64_t first_index,
                                                              const std::byte* ahead) noexcept {
-  Lanes sums = {};
-  Lanes positions = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    positions[lane] = (first_index + static_cast<std::uint64_t>(lane) + 1) * kIndexFactor;
-  }
+  WordLanes lanes(first_index);
   for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
     __builtin_prefetch(ahead + at);
     store_line<kStream>(target + at, source + at);
-    Lanes words;
-    std::memcpy(&words, source + at, kLineBytes);
-    Lanes terms = (words ^ positions) * kMixFactor;
-    terms ^= terms >> 32;
-    sums += terms;
-    positions += kLanes * kIndexFactor;
+    lanes.add(source + at);
   }
-  std::uint64_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    sum += sums[lane];
-  }
-  return sum;
+  return lanes.total();
 }
 
 // Streaming stores exist for 16-byte boundaries only.
