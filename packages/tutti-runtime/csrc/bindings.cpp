@@ -24,7 +24,7 @@ namespace {
 /// in a forked child (its threads are not there) and when I/O is still in flight after the grace time (a late
 /// drive must find its memory).
 struct LeakIfUnsafe {
-  void operator()(StorageRuntime* runtime) const noexcept {
+  void operator()(StorageRuntime* runtime) const {
     constexpr Duration grace{5.0};
     if (!runtime->is_owner()) {
       return;
@@ -189,7 +189,7 @@ void raise_os_error(const SystemError& error) {
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) {
-      std::rethrow_exception(pointer);
+      std::rethrow_exception(std::move(pointer));
     }
   } catch (const SystemError& error) {
     raise_os_error(error);

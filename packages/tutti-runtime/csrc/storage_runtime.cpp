@@ -107,7 +107,7 @@ StorageRuntime::StorageRuntime(std::unique_ptr<DataPath> path, Options options)
 }
 
 // A drive that answers late must find the memory it was given, so nothing is freed before it has answered.
-StorageRuntime::~StorageRuntime() { shutdown(kForever); }
+StorageRuntime::~StorageRuntime() { drain_and_stop(kForever); }
 
 bool StorageRuntime::is_owner() const noexcept { return ::getpid() == owner_pid_; }
 
@@ -191,16 +191,14 @@ std::uint64_t StorageRuntime::register_memory(std::uint64_t address, std::uint64
     std::lock_guard lock(mutex_);
     if (state_ == State::kOpen) {
       handle = memories_.insert(std::move(memory));
-      if (handle) {
-        return *handle;
-      }
     }
   }
-  path_->unregister_memory(*raw);
-  {
-    std::lock_guard lock(mutex_);
-    check_usable();
+  if (handle) {
+    return *handle;
   }
+  path_->unregister_memory(*raw);  // still there: an insert() that fails takes nothing
+  std::lock_guard lock(mutex_);
+  check_usable();
   too_many("memory registrations");
 }
 
@@ -257,7 +255,7 @@ std::optional<std::uint64_t> StorageRuntime::reserve_all(std::span<const IoReque
   stats_.submitted += requests.size();
   // Everything that can fail comes before the first reservation.
   auto batch = std::make_shared<Batch>(std::min<std::size_t>(requests.size(), options_.max_in_flight));
-  const auto handle = batches_.insert(batch);
+  const auto handle = batches_.insert(std::shared_ptr<Batch>(batch));
   if (!handle) {
     std::fill(errors.begin(), errors.end(), EAGAIN);
     stats_.rejected += requests.size();
@@ -280,7 +278,8 @@ std::optional<std::uint64_t> StorageRuntime::reserve_all(std::span<const IoReque
     return std::nullopt;
   }
   batch->set_count(ops.size());
-  batch->keep_alive = batch;
+  Batch* const raw = batch.get();
+  raw->keep_alive = std::move(batch);
   return handle;
 }
 
@@ -429,6 +428,10 @@ Stats StorageRuntime::stats() {
 
 bool StorageRuntime::shutdown(Duration timeout) {
   require_owner();
+  return drain_and_stop(timeout);
+}
+
+bool StorageRuntime::drain_and_stop(Duration timeout) {
   const Clock::time_point deadline = deadline_after(timeout);
   std::unique_lock lock(mutex_);
   if (state_ == State::kOpen) {

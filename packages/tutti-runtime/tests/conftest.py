@@ -17,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, Setup, make, pair_id
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: needs root (loop mounts, resource limits)")
+
+
 @pytest.fixture
 def make_setup(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
     made: list[Setup] = []

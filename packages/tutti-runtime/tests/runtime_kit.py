@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -171,6 +172,10 @@ class LoopMount:
             os.close(fd)
 
     def freeze(self) -> None:
+        # A process with writes on a frozen file system cannot even be killed: should this one hang or be
+        # ended, somebody else must thaw.
+        rescue = ["sh", "-c", 'sleep 60; exec fsfreeze -u "$0"', str(self.folder)]
+        self._rescue = subprocess.Popen(rescue, start_new_session=True, stderr=subprocess.DEVNULL)
         self._ioctl(0xC0045877)  # FIFREEZE
         self._frozen = True
 
@@ -178,6 +183,8 @@ class LoopMount:
         if self._frozen:
             self._ioctl(0xC0045878)  # FITHAW
             self._frozen = False
+            os.killpg(self._rescue.pid, signal.SIGKILL)
+            self._rescue.wait()
 
     def unmount(self) -> None:
         self.thaw()

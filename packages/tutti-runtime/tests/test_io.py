@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +193,29 @@ def test_counters_add_up(setup: Setup) -> None:
         "bytes_written": 3 * PAGE,
         "direct_fallbacks": 0,
     }
+
+
+def test_memory_of_more_than_one_registered_buffer(make_setup: Callable[..., Setup]) -> None:
+    """The kernel registers at most 1 GiB as one buffer; requests before, across and behind that border."""
+    free = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    if int(free["MemAvailable"].split()[0]) < 4 * MIB:  # of KiB
+        pytest.skip("pinning 1 GiB needs 4 GiB of free memory")
+    setup = make_setup(("uring", "off"))
+    border = 2**30
+    buffer, memory = setup.memory(border + MIB)
+    target = setup.target(MIB)
+    edge = buffer.bytes[border - MIB // 2 : border + MIB // 2]
+    edge[:] = np.random.default_rng(41).integers(0, 256, MIB, dtype=np.uint8)
+    expected = edge.copy()
+    cuts = [0, MIB // 4, MIB // 2 - PAGE, MIB // 2 + PAGE, MIB]
+    rows = [
+        (border - MIB // 2 + begin, target, begin, end - begin) for begin, end in itertools.pairwise(cuts)
+    ]
+    assert not run(
+        setup.runtime, batch(*[request(tr.WRITE, memory, m, t, o, n) for m, t, o, n in rows])
+    ).status.any()
+    edge[:] = 0
+    assert not run(
+        setup.runtime, batch(*[request(tr.READ, memory, m, t, o, n) for m, t, o, n in rows])
+    ).status.any()
+    assert np.array_equal(edge, expected)

@@ -100,6 +100,7 @@ class StorageRuntime final : private CompletionSink {
                                            std::span<std::int32_t> errors, std::vector<IoOp>& ops);
   void check_usable() const;
   void require_owner() const;
+  bool drain_and_stop(Duration timeout);
   std::shared_ptr<Batch>& find_batch(std::uint64_t handle);
 
   const pid_t owner_pid_;

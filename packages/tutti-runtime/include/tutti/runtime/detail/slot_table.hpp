@@ -25,8 +25,8 @@ class SlotTable {
     return SlotTable<Other>(kind, static_cast<std::uint32_t>((prefix_ >> 44) & kRuntimeMask));
   }
 
-  /// Empty when all 2^20 slots are taken.
-  [[nodiscard]] std::optional<std::uint64_t> insert(T value) {
+  /// Empty when all 2^20 slots are taken; `value` is then still the caller's.
+  [[nodiscard]] std::optional<std::uint64_t> insert(T&& value) {
     if (free_.empty()) {
       if (slots_.size() > kSlotMask) {
         return std::nullopt;
