@@ -15,17 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from tutti_engine import catalogue_file as file
-from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS, MAX_KEY_BYTES
+from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
+from tutti_engine.catalogue_record import Record, as_records, as_row, check_record
 from tutti_engine.errors import CatalogueError
 
-__all__ = ["CATALOGUE_NAME", "MAX_KEY_BYTES", "Catalogue", "Record", "read_counters", "resident_chunks"]
+__all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
 
 log = logging.getLogger(__name__)
 
@@ -48,28 +48,8 @@ READ_ROWS = 256
 REOPEN_AFTER = 3
 """Failed attempts after which the database is opened anew: its file may be another one after a remount."""
 
-INT64_MAX = (1 << 63) - 1
-
 OnDurable = Callable[[Sequence[int]], None]
 T = TypeVar("T")
-
-
-class Record(NamedTuple):
-    """One resident chunk.
-
-    Attributes:
-        key: the chunk's key, 1 to 64 bytes, unique in a catalogue.
-        slot: its place, the backend's chunk id.
-        generation: tells fillings of one slot apart; the planner's business.
-        checksums: for each rank one 64-bit little-endian word a layer; all ranks equally long.
-        last_used: seconds since 1970, whole.
-    """
-
-    key: bytes
-    slot: int
-    generation: int
-    checksums: tuple[bytes, ...]
-    last_used: int
 
 
 class Removal(NamedTuple):
@@ -91,40 +71,6 @@ class Batch(NamedTuple):
     def empty(self) -> bool:
         """Whether there is nothing to write."""
         return not (self.changes or self.touched or self.added)
-
-
-def check_record(record: Record) -> None:
-    """Raise ValueError for a record that the table could not hold:
-
-    Refused early, it cannot block a commit.
-    """
-    if not isinstance(record.key, bytes) or not 1 <= len(record.key) <= MAX_KEY_BYTES:
-        raise ValueError(f"key {record.key!r} must be 1 to {MAX_KEY_BYTES} bytes")
-    for name in ("slot", "generation", "last_used"):
-        value = getattr(record, name)
-        if not isinstance(value, int) or not 0 <= value <= INT64_MAX:
-            raise ValueError(f"{name} must be a whole number from 0 to 2**63 - 1, not {value!r}")
-    if not record.checksums or len({len(part) for part in record.checksums}) != 1:
-        raise ValueError(f"checksums {record.checksums!r} must be equally many bytes for each rank")
-
-
-def split(checksums: bytes, ranks: int) -> tuple[bytes, ...]:
-    """Return ``ranks`` equal parts."""
-    size = len(checksums) // ranks
-    return tuple(checksums[start : start + size] for start in range(0, size * ranks, size))
-
-
-def as_records(rows: list[tuple[int, bytes, int, int, bytes, int]]) -> Iterable[Record]:
-    """Return the records of rows, column-wise: a Python loop body would double the time of a start."""
-    slots, keys, generations, ranks, checksums, last_used = zip(*rows)
-    parts = zip(checksums) if set(ranks) == {1} else map(split, checksums, ranks)
-    return map(partial(tuple.__new__, Record), zip(keys, slots, generations, parts, last_used))
-
-
-def as_row(record: Record) -> tuple[int, bytes, int, int, bytes, int]:
-    """Return a record's columns in the table's order."""
-    key, slot, generation, checksums, last_used = record
-    return slot, key, generation, len(checksums), b"".join(checksums), last_used
 
 
 class Catalogue:
