@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows the cache at work: long prompts answered cold, the server restarted, the same prompts answered warm.
 
-Three engines run one after the other, each in processes of its own: vLLM alone, vLLM with Tutti on an empty store,
-and, after that one has ended, vLLM with Tutti on the store it left.
+Three engines run one after the other, each in processes of its own: vLLM alone, vLLM with Tutti on an
+empty store, and, after that one has ended, vLLM with Tutti on the store it left.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.engine_run import Answer, RunFailedError, RunSpec, run_in_new_process  # noqa: E402
-from tools.tiny_model import TinyModel, make_tiny_model  # noqa: E402
+from tools.engine_run import Answer, RunFailedError, RunSpec, run_in_new_process
+from tools.tiny_model import TinyModel, make_tiny_model
 
 LENGTHS = (1024, 2048, 4096)
 REPEATS = 3
@@ -54,7 +54,11 @@ class Row:
 def make_prompts(lengths: Sequence[int], repeats: int) -> list[list[int]]:
     """Return ``repeats`` random prompts of each length, lengths taking turns."""
     source = random.Random(7)
-    return [[source.randrange(3, MODEL.vocabulary) for _ in range(length)] for _ in range(repeats) for length in lengths]
+    return [
+        [source.randrange(3, MODEL.vocabulary) for _ in range(length)]
+        for _ in range(repeats)
+        for length in lengths
+    ]
 
 
 def run_all(model: Path, root: Path, prompts: list[list[int]], console: Console) -> list[list[Answer]]:
@@ -74,7 +78,9 @@ def run_all(model: Path, root: Path, prompts: list[list[int]], console: Console)
                 progress.update(task, advance=1, description=title)  # type: ignore[arg-type]
 
             spec = RunSpec(str(model), warm_up + prompts, connector=settings, options=options)
-            answers = run_in_new_process(spec, environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, on_answer=note)
+            answers = run_in_new_process(
+                spec, environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, on_answer=note
+            )
             results.append(answers[1:])
     return results
 
@@ -104,7 +110,15 @@ def make_rows(prompts: list[list[int]], results: list[list[Answer]]) -> list[Row
 def show(rows: list[Row], console: Console) -> None:
     """Print the table."""
     table = Table(title=f"Time to first token, median of {REPEATS} prompts each")
-    for title in ("prompt\ntokens", "hit\ntokens", "MiB\nread", "vLLM\nalone", "Tutti\ncold", "Tutti\nwarm", "cold /\nwarm"):
+    for title in (
+        "prompt\ntokens",
+        "hit\ntokens",
+        "MiB\nread",
+        "vLLM\nalone",
+        "Tutti\ncold",
+        "Tutti\nwarm",
+        "cold /\nwarm",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("tokens", justify="left", no_wrap=True)
     for row in rows:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one vLLM engine in this process, lets it answer some prompts and says what came out.
 
-``python -m tools.engine_run SPEC`` reads a ``RunSpec`` as JSON and prints the ``Answer`` list as the last line of its
-output. The demo and the end-to-end tests start it as a process of its own, as a restart of a server would.
+``python -m tools.engine_run SPEC`` reads a ``RunSpec`` as JSON and prints the ``Answer`` list as the last
+line of its output. The demo and the end-to-end tests start it as a process of its own, as a restart of a
+server would.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def run_in_new_process(
         spec: what to run.
         environment: variables to set beside the usual ones.
         on_answer: called with each answer as it comes.
-        kill_after: number of answers after which all processes of the engine are killed, as by a loss of power.
+        kill_after: number of answers after which all processes of the engine are killed, as by a loss of
+            power.
     """
     command = [sys.executable, "-m", "tools.engine_run"]
     variables = os.environ | _ENVIRONMENT | (environment or {})
@@ -176,7 +178,13 @@ def _settled_counters(spec: RunSpec, prompt: Sequence[int], before: dict[str, in
         time.sleep(0.02)
 
 
-_ENDINGS = ("load_chunks", "load_failed_chunks", "store_chunks", "store_failed_chunks", "store_dropped_chunks")
+_ENDINGS = (
+    "load_chunks",
+    "load_failed_chunks",
+    "store_chunks",
+    "store_failed_chunks",
+    "store_dropped_chunks",
+)
 
 
 def _answer_all(spec: RunSpec, emit: Callable[[Answer], None]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a small Llama-like model with fixed random weights, so that real engines can run without a download."""
+"""Makes a small Llama-like model with fixed random weights: real engines run without a download."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["TinyModel", "make_tiny_model"]
 class TinyModel:
     """Shape of the model. Heads of 64 are what vLLM's CPU attention accepts; KV is float32.
 
-    Float32 keeps the rounding of differently shaped batches far below the distance between the best tokens, so that
-    greedy tokens of two runs can be compared one by one.
+    Float32 keeps the rounding of differently shaped batches far below the distance between the best tokens,
+    so that greedy tokens of two runs can be compared one by one.
     """
 
     layers: int = 12

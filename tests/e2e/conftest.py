@@ -16,14 +16,16 @@ import pytest
 from tools.engine_run import RunSpec, engine_options
 from tools.tiny_model import TinyModel, make_tiny_model
 
-# Scheduler and worker share this process here, which makes an engine start in seconds; the tests of restarts run
-# engines as vLLM does by itself, in processes of their own.
+# Scheduler and worker share this process here, which makes an engine start in seconds; the tests of restarts
+# run engines as vLLM does by itself, in processes of their own.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-MODEL = TinyModel(layers=8, hidden=256, heads=4, kv_heads=2, intermediate=512, vocabulary=1024, max_tokens=4096)
+MODEL = TinyModel(
+    layers=8, hidden=256, heads=4, kv_heads=2, intermediate=512, vocabulary=1024, max_tokens=4096
+)
 BLOCKS_PER_CHUNK = 2
 CHUNK_TOKENS = 64
 CHUNK_BYTES = MODEL.layers * BLOCKS_PER_CHUNK * 32 * 2 * MODEL.kv_heads * MODEL.head_size * 4

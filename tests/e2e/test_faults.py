@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.conftest import CHUNK_BYTES, prompt
+
 from tools.engine_run import store_directory
 
 

@@ -130,7 +130,9 @@ def test_a_salt_of_its_own_shares_nothing(start, reference):
     engine.answer(one)
     engine.forget_memory()
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-    (output,) = engine.llm.generate({"prompt_token_ids": one, "cache_salt": "tenant"}, sampling, use_tqdm=False)
+    (output,) = engine.llm.generate(
+        {"prompt_token_ids": one, "cache_salt": "tenant"}, sampling, use_tqdm=False
+    )
     engine.settle()
     assert [list(output.outputs[0].token_ids)] == expected
     assert engine.counters().get("load_chunks", 0) == 0

@@ -5,8 +5,8 @@ import os
 import subprocess
 
 import pytest
-
 from tests.e2e.conftest import OPTIONS, Engine, prompt
+
 from tools.engine_run import RunFailedError, RunSpec, run_in_new_process
 
 
@@ -21,7 +21,10 @@ def refusal(model, connector, processes="1"):
 @pytest.mark.parametrize(
     ("connector", "line"),
     [
-        ({"capacity_byte": 1}, "unknown setting 'capacity_byte' in kv_connector_extra_config: did you mean 'capacity_bytes'?"),
+        (
+            {"capacity_byte": 1},
+            "unknown setting 'capacity_byte' in kv_connector_extra_config: did you mean 'capacity_bytes'?",
+        ),
         ({"capacity_bytes": "1TB"}, "capacity_bytes must be a whole number, not '1TB' (str)"),
         ({"root": "/tmp"}, "capacity_bytes is missing: say how much disk the cache may use, for example"),
     ],
@@ -46,7 +49,11 @@ def lenient(model, tmp_path):
     running = []
 
     def make(**connector):
-        connector = {"capacity_bytes": 64 << 20, "root": str(tmp_path / "cache"), "blocks_per_chunk": 2} | connector
+        connector = {
+            "capacity_bytes": 64 << 20,
+            "root": str(tmp_path / "cache"),
+            "blocks_per_chunk": 2,
+        } | connector
         running.append(Engine(model, connector, {}))
         return running[-1]
 
@@ -67,7 +74,9 @@ def test_a_root_that_cannot_be_used_leaves_the_cache_out(reference, lenient, tmp
 
 
 def test_a_capacity_below_one_chunk_says_what_would_do(model):
-    line, error = refusal(model, {"capacity_bytes": 1000, "root": "/tmp/tutti-none", "strict": True}, processes="0")
+    line, error = refusal(
+        model, {"capacity_bytes": 1000, "root": "/tmp/tutti-none", "strict": True}, processes="0"
+    )
     assert "1000" in line and "Traceback" not in error.output
 
 
@@ -94,7 +103,9 @@ def test_a_read_only_root_leaves_the_cache_out(reference, lenient, tmp_path):
     expected = reference(one)
     root = tmp_path / "read-only"
     root.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", root], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "none", root], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"no mounts here: {mounted.stderr.strip()}")
     try:

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new process takes over what an earlier one computed. Engines run as vLLM runs them: several processes each."""
+"""A new process takes over what an earlier one computed.
+
+Engines run as vLLM runs them: several processes each.
+"""
 
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_BYTES, CHUNK_TOKENS, OPTIONS, prompt
+
 from tools.engine_run import RunSpec, run_in_new_process, store_directory
 
 PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
 def spec(model, root, prompts, **options):
-    connector = {"capacity_bytes": 64 << 20, "root": str(root), "blocks_per_chunk": BLOCKS_PER_CHUNK, "strict": True}
+    connector = {
+        "capacity_bytes": 64 << 20,
+        "root": str(root),
+        "blocks_per_chunk": BLOCKS_PER_CHUNK,
+        "strict": True,
+    }
     return RunSpec(str(model), prompts, connector=connector, options=OPTIONS | options)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The storage SPI: what a place for chunks has to offer.
 
-Above this line nobody says file, disk, descriptor or DMA. ``tutti_engine.testing.conformance`` holds the suite
-that every implementation has to pass.
+Above this line nobody says file, disk, descriptor or DMA. ``tutti_engine.testing.conformance`` holds the
+suite that every implementation has to pass.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StagingWindow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments to move, three equally long columns: segment ``i`` is ``(chunk_ids[i], layers[i], slots[i])``."""
+    """Segments to move, in equally long columns: segment ``i`` is ``(chunk_ids[i], layers[i], slots[i])``."""
 
     chunk_ids: Sequence[ChunkId]
     layers: Sequence[int]
@@ -88,7 +88,10 @@ class StorageBackend(Protocol):
     """A place for chunks. All calls may come from several threads."""
 
     def chunk_ids(self, count: int) -> Sequence[ChunkId]:
-        """Return ``count`` distinct chunk ids. Raises ValueError if that is below one or more than there is room for."""
+        """Return ``count`` distinct chunk ids.
+
+        Raises ValueError if that is below one or more than there is room for.
+        """
 
     def bind_staging(self, window: StagingWindow) -> None:
         """Take the window that later slot numbers refer to. Raises RuntimeError when called a second time."""
@@ -96,8 +99,8 @@ class StorageBackend(Protocol):
     def write_segments(self, batch: SegmentBatch) -> SegmentHandle:
         """Start to copy slots to storage. Status 0 means durable: the bytes survive a crash of the machine.
 
-        Raises RuntimeError before ``bind_staging``, ValueError for a foreign chunk id, layer or slot; then nothing
-        of the batch was started.
+        Raises RuntimeError before ``bind_staging``, ValueError for a foreign chunk id, layer or slot; then
+        nothing of the batch was started.
         """
 
     def read_segments(self, batch: SegmentBatch) -> SegmentHandle:

@@ -35,8 +35,8 @@ class Entry:
 class ChunkIndex:
     """Maps keys to places and decides which chunk has to go, least recently used first.
 
-    A place is always in exactly one state: free, pending (a store is under way), stored, or leaving (removed but
-    not yet reusable, see ``take_leaving``). Not thread-safe; the planner is its only user.
+    A place is always in exactly one state: free, pending (a store is under way), stored, or leaving (removed
+    but not yet reusable, see ``take_leaving``). Not thread-safe; the planner is its only user.
     """
 
     def __init__(self, chunk_ids: Sequence[ChunkId], residents: Iterable[Entry] = ()) -> None:
@@ -125,7 +125,7 @@ class ChunkIndex:
 
     def evict(self, count: int) -> int:
         """Drop up to ``count`` of the least recently used chunks that nobody reads; return how many."""
-        victims = []
+        victims: list[Entry] = []
         for entry in self._stored.values():
             if len(victims) == count:
                 break

@@ -56,6 +56,4 @@ def keys_from_block_hashes(
     """
     whole = len(block_hashes) // hashes_per_chunk
     stop = whole if stop is None else min(stop, whole)
-    return [
-        ChunkKey(bytes(block_hashes[(chunk + 1) * hashes_per_chunk - 1])) for chunk in range(start, stop)
-    ]
+    return [ChunkKey(bytes(block_hashes[(chunk + 1) * hashes_per_chunk - 1])) for chunk in range(start, stop)]

@@ -22,8 +22,9 @@ class TuttiEngine:
     """One namespace's cache.
 
     A server whose scheduler and workers are separate processes makes one engine for planning in the scheduler
-    (``chunk_ids``, ``journal``) and one for execution in each worker (``backend``, then ``bind``), and carries plans
-    and results between them. A server in one process gives all of it to a single engine and calls ``settle``.
+    (``chunk_ids``, ``journal``) and one for execution in each worker (``backend``, then ``bind``), and
+    carries plans and results between them. A server in one process gives all of it to a single engine and
+    calls ``settle``.
     """
 
     def __init__(

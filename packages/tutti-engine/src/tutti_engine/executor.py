@@ -23,7 +23,7 @@ __all__ = ["LOAD_BANK_BYTES", "STORE_BANK_BYTES", "Executor"]
 logger = logging.getLogger(__name__)
 
 LOAD_BANK_BYTES = 64 * 1024 * 1024
-"""Staging memory for loads, unless two chunks need more: enough to keep drives busy while pages are copied."""
+"""Staging memory for loads, unless two chunks need more: keeps drives busy while pages are copied."""
 
 STORE_BANK_BYTES = 256 * 1024 * 1024
 """Staging memory for stores: takes what one step computes, so that the step need not wait for the drives."""
@@ -34,9 +34,9 @@ _RETRY_PAUSE = 0.001
 class Executor:
     """Runs plans for one rank, loads on one thread and writes on another.
 
-    Loads are asynchronous as a whole. A store copies the pages in the caller's thread, because the server may reuse
-    them in its next step, and writes in the background. Every plan given to ``load`` or ``store`` ends as exactly
-    one result of ``take_results``, whatever happens.
+    Loads are asynchronous as a whole. A store copies the pages in the caller's thread, because the server may
+    reuse them in its next step, and writes in the background. Every plan given to ``load`` or ``store`` ends
+    as exactly one result of ``take_results``, whatever happens.
     """
 
     def __init__(
@@ -89,7 +89,10 @@ class Executor:
         self._store_lane = _Lane("tutti-store")
 
     def load(self, plan: LoadPlan, layers: Sequence[int] | None = None) -> Transfer:
-        """Start to load all layers of a plan, or only some of them; the plan's result comes with its last layer."""
+        """Start to load all layers of a plan, or only some of them.
+
+        The plan's result comes with its last layer.
+        """
         layers = range(self._geometry.num_layers) if layers is None else layers
         transfer = Transfer()
         with self._lock:
@@ -140,7 +143,10 @@ class Executor:
         return results
 
     def wait_idle(self, deadline: float) -> bool:
-        """Wait until every plan has its result; return False if ``time.monotonic()`` reached ``deadline`` first."""
+        """Wait until every plan has its result.
+
+        Return False if ``time.monotonic()`` reached ``deadline`` first.
+        """
         with self._idle:
             return self._idle.wait_for(lambda: not self._unfinished, max(0.0, deadline - time.monotonic()))
 
@@ -324,7 +330,10 @@ class Executor:
             wave.resubmit(plan, refused, submit)
 
     def _abandon(self, wave: Wave) -> bool:
-        """Give a wave's slots back, or keep them aside while I/O may still reach them; return whether it is quiet."""
+        """Give a wave's slots back, or keep them aside while I/O may still reach them.
+
+        Return whether it is quiet.
+        """
         if wave.quiet():
             wave.release()
             return True

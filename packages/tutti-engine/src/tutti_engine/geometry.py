@@ -44,10 +44,7 @@ def choose_blocks_per_chunk(page_bytes: int, block_tokens: int) -> int:
         block_tokens: tokens of one block.
     """
     blocks = 1
-    while (
-        blocks * page_bytes < MIN_AUTO_SEGMENT_BYTES
-        and 2 * blocks * block_tokens <= MAX_AUTO_CHUNK_TOKENS
-    ):
+    while blocks * page_bytes < MIN_AUTO_SEGMENT_BYTES and 2 * blocks * block_tokens <= MAX_AUTO_CHUNK_TOKENS:
         blocks *= 2
     return blocks
 
@@ -91,5 +88,8 @@ class Geometry:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one chunk in storage, a multiple of 16 KiB. Layer ``l`` starts at ``l * segment_bytes``."""
+        """Bytes of one chunk in storage, a multiple of 16 KiB.
+
+        Layer ``l`` starts at ``l * segment_bytes``.
+        """
         return align_up(self.num_layers * self.segment_bytes, CHUNK_ALIGNMENT)

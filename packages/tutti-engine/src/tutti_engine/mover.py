@@ -28,8 +28,8 @@ class Mover(Protocol):
     def gather(self, layer: int, block_ids: Sequence[Sequence[int]], slots: Sequence[int]) -> list[int]:
         """Copy ``block_ids[i]``'s pages of one layer, packed, into ``slots[i]``.
 
-        Bytes of the slot beyond the pages become zero. Returns the checksum of each slot's pages as an unsigned
-        64-bit number. Raises ValueError for a block out of range, before anything is written.
+        Bytes of the slot beyond the pages become zero. Returns the checksum of each slot's pages as an
+        unsigned 64-bit number. Raises ValueError for a block out of range, before anything is written.
         """
 
     def scatter(
@@ -37,6 +37,7 @@ class Mover(Protocol):
     ) -> list[bool]:
         """Copy the pages of ``slots[i]`` to ``block_ids[i]`` if they match ``checksums[i]``.
 
-        Returns whether each segment matched; of one that did not, no page is written. ``SKIP_BLOCK`` entries are
-        part of the checksum but not written. Raises ValueError for a block out of range, before anything is written.
+        Returns whether each segment matched; of one that did not, no page is written. ``SKIP_BLOCK`` entries
+        are part of the checksum but not written. Raises ValueError for a block out of range, before anything
+        is written.
         """

@@ -73,7 +73,8 @@ class LoadResult:
     Attributes:
         plan_id: the plan.
         failed: positions in the plan whose pages do not hold the chunk; all others were read and verified.
-        errno: reason of the first failure, 0 if there was none; ``EBADMSG`` stands for a checksum that differs.
+        errno: reason of the first failure, 0 if there was none; ``EBADMSG`` stands for a checksum that
+            differs.
         bytes_read: bytes taken from storage, padding included.
         seconds: time from the first read to the last copy.
     """
@@ -91,7 +92,8 @@ class StoreResult:
 
     Attributes:
         plan_id: the plan.
-        checksums: for each position one 64-bit little-endian word a layer, or None if the chunk is not durable.
+        checksums: for each position one 64-bit little-endian word a layer, or None if the chunk is not
+            durable.
         unsettled: positions whose place may still be written to later; it must not be used again.
         errno: reason of the first failure, 0 if there was none.
         bytes_written: bytes made durable, padding included.

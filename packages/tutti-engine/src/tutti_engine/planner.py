@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning side: decides what is loaded, what is stored and what has to go. No device, no I/O of its own."""
+"""The planning side: decides what is loaded, what is stored and what has to go.
+
+No device, no I/O of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,7 +46,7 @@ class PlannerJournal(Protocol):
     def put(self, record: Record) -> None:
         """Remember a chunk whose bytes are durable."""
 
-    def remove(self, slots: Sequence[int], on_durable: object) -> None:
+    def remove(self, slots: Sequence[int], on_durable: Callable[[Sequence[int]], None]) -> None:
         """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable."""
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -71,11 +74,11 @@ class _Store:
 
 
 class Planner:
-    """Owns the index of one namespace. All calls come from one thread, the server's scheduler.
+    """Owns the index of one namespace. All calls come from one thread.
 
-    Counters it keeps: ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
-    ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``, ``evicted_chunks``,
-    ``quarantined_chunks``. Bytes are summed over ranks.
+    Its counters are ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
+    ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``,
+    ``evicted_chunks`` and ``quarantined_chunks``. Bytes and times are summed over ranks.
     """
 
     def __init__(
@@ -141,7 +144,8 @@ class Planner:
         Args:
             wanted: for each chunk its key and, for each KV cache group, its block ids.
 
-        A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to fail.
+        A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to
+        fail.
         """
         self.load_breaker.allow()
         transfers = []
@@ -288,7 +292,7 @@ class Planner:
             )
         elif breaker.failed():
             logger.warning(
-                "Tutti: the cache cannot %s at the moment (%s); the server goes on without and tries again later.",
+                "Tutti: the cache cannot %s now (%s); the server goes on without and tries again later.",
                 what,
                 os.strerror(code),
             )

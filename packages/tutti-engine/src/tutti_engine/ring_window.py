@@ -23,8 +23,9 @@ WINDOW_ALIGNMENT = 64 * 1024
 class SlotBank:
     """Slots that are taken and given back in runs.
 
-    A run stays together so that neighbouring segments can travel as one large transfer. The lowest free run is taken:
-    slots that were just used are still in the CPU's caches, and no more memory is touched than the traffic needs.
+    A run stays together so that neighbouring segments can travel as one large transfer. The lowest free run
+    is taken: slots that were just used are still in the CPU's caches, and no more memory is touched than the
+    traffic needs.
     """
 
     def __init__(self, first: int, count: int) -> None:

@@ -75,7 +75,10 @@ class Wave:
         )
 
     def collect(self, errors: dict[int, int]) -> list[int]:
-        """Add the finished handle's failures to ``errors``; return the segments that were refused for lack of room."""
+        """Add the finished handle's failures to ``errors``.
+
+        Return the segments that were refused for lack of room.
+        """
         assert self.handle is not None
         refused = []
         for segment, code in zip(self._segments, self.handle.status(), strict=True):
@@ -89,9 +92,7 @@ class Wave:
         """Return the plan positions that segments belong to."""
         return [self.runs[segment // len(self.layers)].position for segment in segments]
 
-    def resubmit(
-        self, plan: LoadPlan | StorePlan, segments: list[int], submit: Callable[..., Any]
-    ) -> None:
+    def resubmit(self, plan: LoadPlan | StorePlan, segments: list[int], submit: Callable[..., Any]) -> None:
         """Try refused segments again."""
         self._segments = segments
         self.handle = submit(self.batch(plan))

@@ -24,7 +24,9 @@ def test_keys_agree_exactly_as_far_as_the_prompts_do(first, second, chunk_tokens
 
 def test_neighbouring_fields_do_not_run_into_each_other():
     assert keys_from_tokens([1, 2], 2) != keys_from_tokens([12, 0], 2)
-    assert keys_from_tokens([1], 1, parent=b"a", extra=b"") != keys_from_tokens([1], 1, parent=b"", extra=b"a")
+    assert keys_from_tokens([1], 1, parent=b"a", extra=b"") != keys_from_tokens(
+        [1], 1, parent=b"", extra=b"a"
+    )
 
 
 def test_the_chain_can_be_continued():

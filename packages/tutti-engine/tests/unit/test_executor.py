@@ -38,7 +38,10 @@ class Handle:
 
 
 class ScriptedBackend:
-    """Keeps segments in a dictionary. ``verdict`` gives each segment's errno; ``held`` batches wait for ``finish``."""
+    """Keeps segments in a dictionary.
+
+    ``verdict`` gives each segment's errno; ``held`` batches wait for ``finish``.
+    """
 
     def __init__(self):
         self.bytes = {}
@@ -103,7 +106,9 @@ class Rig:
         """Give a block's pages contents of their own on every layer; return them."""
         for layer, pages in enumerate(self.pages):
             start = block * GEOMETRY.page_bytes
-            pages[start : start + GEOMETRY.page_bytes] = bytes([block + 1, layer]) * (GEOMETRY.page_bytes // 2)
+            pages[start : start + GEOMETRY.page_bytes] = bytes([block + 1, layer]) * (
+                GEOMETRY.page_bytes // 2
+            )
         return self.content(block)
 
     def content(self, block):

@@ -30,7 +30,9 @@ def test_segments_hold_their_pages_and_never_overlap(layers, block_tokens, block
         (1024, 1024, 1),  # a block beyond the limit is taken as it is
     ],
 )
-def test_automatic_chunk_is_large_enough_to_read_fast_and_small_enough_to_hit(page_bytes, block_tokens, blocks):
+def test_automatic_chunk_is_large_enough_to_read_fast_and_small_enough_to_hit(
+    page_bytes, block_tokens, blocks
+):
     assert choose_blocks_per_chunk(page_bytes, block_tokens) == blocks
 
 

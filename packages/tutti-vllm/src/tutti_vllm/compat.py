@@ -24,7 +24,7 @@ def check_vllm() -> str:
         ) from error
     found = str(vllm.__version__)
     try:
-        release = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+        release = tuple(int(part) for part in found.partition("+")[0].split(".", 2)[:2])
     except ValueError:
         # A build from a checkout has no number that could be compared.
         return found

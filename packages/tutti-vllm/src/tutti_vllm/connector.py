@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module that users name in ``kv_connector_module_path``.
 
-vLLM looks the class up here for the first time in the user's own process, before it starts any other and long before
-the model is loaded; it makes connectors only minutes later, in child processes whose errors reach the user as pages of
-tracebacks. So the look-up is where settings are checked.
+vLLM looks the class up here for the first time in the user's own process, before it starts any other and long
+before the model is loaded; it makes connectors only minutes later, in child processes whose errors reach the
+user as pages of tracebacks. So the look-up is where settings are checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def __getattr__(name: str) -> Any:
 def _callers_settings(frame: FrameType) -> dict[str, Any] | None:
     """Return the settings that vLLM's connector factory holds while it looks the class up.
 
-    vLLM hands them to no callback at that time on every platform. If it ever holds them elsewhere, None comes back
-    and they are checked when the connectors are made.
+    vLLM hands them to no callback at that time on every platform. If it ever holds them elsewhere, None comes
+    back and they are checked when the connectors are made.
     """
     config = frame.f_locals.get("kv_transfer_config")
     settings = getattr(config, "kv_connector_extra_config", None)

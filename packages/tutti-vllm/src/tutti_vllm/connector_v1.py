@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector: both roles, forwards only.
 
-vLLM ends the whole server when a connector's callback raises, so none of them does: a failure is logged, and the
-callback answers what a cache with nothing in it would answer.
+vLLM ends the whole server when a connector's callback raises, so none of them does: a failure is logged, and
+the callback answers what a cache with nothing in it would answer.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class TuttiConnectorV1(KVConnectorBase_V1):
     def counters(self) -> dict[str, int]:
         """Return this process's totals (see ``tutti_engine.planner.Planner``); empty on a worker's side.
 
-        The same counters, summed over the store's life, are in its catalogue: ``tutti_engine.catalogue.read_counters``.
+        The same counters, summed over the store's life, are in its catalogue:
+        ``tutti_engine.catalogue.read_counters``.
         """
         return {} if self._scheduler is None else self._scheduler.engine.planner.counters.snapshot()
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that must be equal for stored KV to be usable: reads vLLM's configuration.
 
-When in doubt a fact is included: a store that is not found costs a computation, a wrong one costs a wrong token.
+When in doubt a fact is included: a store that is not found costs a computation, a wrong one costs a wrong
+token.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
     specs = getattr(spec, "kv_cache_specs", None)
     pages = {one.page_size_bytes for one in specs.values()} if specs else {spec.page_size_bytes}
     if len(pages) != 1:
-        raise UnsupportedError(f"layers have pages of {sorted(pages)} bytes; Tutti supports one size at present")
+        raise UnsupportedError(
+            f"layers have pages of {sorted(pages)} bytes; Tutti supports one size at present"
+        )
     page_bytes = pages.pop()
     geometry = Geometry(
         num_layers=len(groups[0].layer_names),
@@ -61,7 +64,7 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
     hash_tokens = kv_cache_config.hash_block_size or spec.block_size
     if geometry.chunk_tokens % hash_tokens:
         raise UnsupportedError(
-            f"a chunk of {geometry.chunk_tokens} tokens is no whole number of vLLM's hash blocks of {hash_tokens}"
+            f"a chunk of {geometry.chunk_tokens} tokens is no whole number of hash blocks of {hash_tokens}"
         )
     return geometry
 
@@ -69,7 +72,10 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
 def make_namespace(
     vllm_config: Any, kv_cache_config: Any, geometry: Geometry, checksum_name: str, vllm_version: str
 ) -> Namespace:
-    """Return the namespace of this server's KV. Raises UnsupportedError for block hashes that change every start."""
+    """Return the namespace of this server's KV.
+
+    Raises UnsupportedError for block hashes that change every start.
+    """
     model = vllm_config.model_config
     group = kv_cache_config.kv_cache_groups[0]
     spec = group.kv_cache_spec

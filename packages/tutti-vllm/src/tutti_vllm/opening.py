@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up of both sides: where the cache meets the user's settings, the disk and the model, and may be refused."""
+"""Start-up of both sides, where settings, disk and model meet and a cache may be refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StartupError(SystemExit):
 
 
 def check_settings(extra: Mapping[str, Any]) -> Settings:
-    """Return the settings, or end the process: with what is wrong with them, or with a root if they are strict."""
+    """Return the settings. Ends the process if they are wrong, or strict with a root that cannot be used."""
     try:
         settings = Settings.parse(extra)
         if settings.strict:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.store_layout import StoreLayout
-
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 
 __all__ = ["Request", "SchedulerSide"]
@@ -132,7 +131,7 @@ class SchedulerSide:
         draft_tokens: Mapping[str, Sequence[int]],
         block_ids_of: Callable[[str], Sequence[int] | None],
     ) -> StepOrders:
-        """Return this step's orders: the loads planned since the last step, and chunks that this step completes.
+        """Return this step's orders: loads planned since the last one, and chunks that it completes.
 
         Args:
             scheduled_tokens: for each scheduled request the number of tokens that this step computes.
@@ -160,7 +159,9 @@ class SchedulerSide:
         for rank, reason in report.unusable.items():
             if self._broken is None:
                 self._broken = reason
-                logger.warning("Tutti: rank %d cannot use the cache, the server goes on without: %s", rank, reason)
+                logger.warning(
+                    "Tutti: rank %d cannot use the cache, the server goes on without: %s", rank, reason
+                )
 
     def has_pending_stores(self) -> bool:
         """Whether a store is still to be reported, so that the engine must go on stepping."""
@@ -196,7 +197,8 @@ class SchedulerSide:
         self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], Sequence[int] | None]
     ) -> list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]:
         request = tracked.request
-        # After a failed load vLLM goes back and computes tokens again: what was counted then may never have existed.
+        # After a failed load vLLM goes back and computes tokens again: what was counted then may never have
+        # existed.
         first = min(tracked.next_store_chunk, request.num_computed_tokens // self._chunk_tokens)
         last = (request.num_computed_tokens + tokens) // self._chunk_tokens
         keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
@@ -207,7 +209,7 @@ class SchedulerSide:
         if block_ids is None:
             return []
         per_chunk = self._engine.geometry.blocks_per_chunk
-        completed = []
+        completed: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         for chunk, key in enumerate(keys, start=first):
             blocks = tuple(block_ids[chunk * per_chunk : (chunk + 1) * per_chunk])
             if len(blocks) == per_chunk and NULL_BLOCK not in blocks:
@@ -218,7 +220,7 @@ class SchedulerSide:
 def _blocks_between(
     block_ids: Sequence[int], first: int, count: int, start: int, stop: int
 ) -> tuple[int, ...]:
-    """Return ``count`` block ids from index ``first``, with those outside of ``start`` to ``stop`` left alone."""
+    """Return ``count`` block ids from ``first`` on, those outside of ``start`` to ``stop`` left alone."""
     return tuple(
         block_ids[index] if start <= index < stop else SKIP_BLOCK for index in range(first, first + count)
     )

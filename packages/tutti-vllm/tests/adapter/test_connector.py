@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tutti_engine import LoadResult, StoreResult
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 
+from tutti_engine import LoadResult, StoreResult
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
 from tutti_vllm.messages import StepOrders, StepReport
 
@@ -37,7 +37,7 @@ def test_vllm_finds_the_class():
 
 
 def test_settings_are_checked_when_vllm_looks_the_class_up():
-    with pytest.raises(SystemExit, match="'capacity_byte'.*did you mean 'capacity_bytes'"):
+    with pytest.raises(SystemExit, match=r"'capacity_byte'.*did you mean 'capacity_bytes'"):
         KVConnectorFactory.get_connector_class(transfer_config(capacity_byte=1))
 
 
@@ -73,7 +73,11 @@ REQUEST = SimpleNamespace(request_id="r", lora_request=None, pooling_params=None
         ("on_new_request", (REQUEST,), None),
         ("get_num_new_matched_tokens", (REQUEST, 0), (0, False)),
         ("update_state_after_alloc", (REQUEST, None, 32), None),
-        ("update_connector_output", (KVConnectorOutput(kv_connector_worker_meta=TuttiWorkerMetadata(StepReport())),), None),
+        (
+            "update_connector_output",
+            (KVConnectorOutput(kv_connector_worker_meta=TuttiWorkerMetadata(StepReport())),),
+            None,
+        ),
         ("request_finished", (REQUEST, []), (False, None)),
         ("has_pending_push_work", (), False),
         ("reset_cache", (), False),
@@ -104,7 +108,9 @@ def test_loads_of_requests_whose_kv_is_not_for_everybody_are_never_promised():
     connector = bare_connector()
     connector._scheduler = SimpleNamespace(add_request=seen.append)
     for special in ({"lora_request": object()}, {"pooling_params": object()}, {"prompt_embeds": object()}):
-        connector.on_new_request(SimpleNamespace(**({"lora_request": None, "pooling_params": None} | special)))
+        connector.on_new_request(
+            SimpleNamespace(**({"lora_request": None, "pooling_params": None} | special))
+        )
     assert seen == []
     connector.on_new_request(REQUEST)
     assert seen == [REQUEST]

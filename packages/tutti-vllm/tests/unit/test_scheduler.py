@@ -5,8 +5,8 @@ import errno
 from dataclasses import dataclass, field
 
 import pytest
-from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
 
+from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_vllm.messages import StepReport
 from tutti_vllm.scheduler import SchedulerSide
 
@@ -41,7 +41,9 @@ class Rig:
     def step(self, scheduled, drafts=None, tables=None):
         tables = tables or {}
         return self.side.build_orders(
-            {r.request_id: n for r, n in scheduled.items()} if not isinstance(scheduled, list) else dict(scheduled),
+            {r.request_id: n for r, n in scheduled.items()}
+            if not isinstance(scheduled, list)
+            else dict(scheduled),
             drafts or {},
             lambda request_id: tables.get(request_id, list(range(100, 200))),
         )

@@ -34,7 +34,10 @@ def test_one_root_or_several():
         ({"capacity_bytes": True}, "capacity_bytes must be a whole number, not True"),
         ({"capacity_bytes": 0}, "capacity_bytes must be at least 1, not 0"),
         ({"capacity_bytes": 1, "blocks_per_chunk": -1}, "blocks_per_chunk must be at least 0, not -1"),
-        ({"capacity_bytes": 1, "blocks_per_chunk": None}, "blocks_per_chunk must be a whole number, not None"),
+        (
+            {"capacity_bytes": 1, "blocks_per_chunk": None},
+            "blocks_per_chunk must be a whole number, not None",
+        ),
         ({"capacity_bytes": 1, "strict": "yes"}, "strict must be true or false, not 'yes'"),
         ({"capacity_bytes": 1, "strict": 1}, "strict must be true or false, not 1"),
         ({"capacity_bytes": 1, "root": []}, "root must be a path or a list of paths, not"),

@@ -5,15 +5,16 @@ import errno
 import time
 
 import pytest
+
 from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store_layout import StoreLayout
-
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.worker import WorkerSide
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
+NOTHING = StepOrders()
 LAYOUT = StoreLayout(("/nowhere",), 2, 8192, 16384, 8, 8)
 
 
@@ -33,7 +34,7 @@ class Rig:
         self.side = WorkerSide(GEOMETRY, 0, open_backend or (lambda layout: self.backend))
         self.side.register(PlainMover(GEOMETRY, [memoryview(p) for p in self.pages]))
 
-    def step(self, orders=StepOrders()):
+    def step(self, orders=NOTHING):
         self.side.begin_step(orders)
         self.side.start_loads()
         self.side.finish_step()

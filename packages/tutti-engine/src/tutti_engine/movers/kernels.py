@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import tutti_kv_kernels as kernels
 
+import tutti_kv_kernels as kernels
 from tutti_engine.backend import StagingWindow
 
 __all__ = ["KernelMover"]
