@@ -286,7 +286,7 @@ def test_a_refused_memlock_is_no_failure(name: str, tmp_path: Path) -> None:
         path.write_bytes(bytes(65536))
         runtime = tr.make_file_runtime(data_path=sys.argv[1], direct="off")
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
-        target = runtime.open(path.as_uri())
+        target = runtime.open(f"file://{path}")  # as_uri() imports, which this user may not
         buffer = Buffer(65536)
         memory = runtime.register_memory(buffer.address, 65536)
         done = run(runtime, batch(request(tr.WRITE, memory, 0, target, 0, 65536)))

@@ -127,6 +127,7 @@ def test_shutdown_while_others_submit(setup: Setup) -> None:
     assert not surprises
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_gets_an_error_and_harms_nobody(setup: Setup) -> None:
     target, memory, handle = prepare(setup)
     calls = every_call(setup.runtime, target, memory, handle)

@@ -13,7 +13,7 @@ void handles_never_repeat() {
   SlotTable<int> table(HandleKind::kTarget, 5);
   std::set<std::uint64_t> seen;
   for (int i = 0; i < 1000; ++i) {
-    const auto handle = table.insert(i);
+    const auto handle = table.insert(int{i});
     CHECK(handle && seen.insert(*handle).second);
     CHECK(*table.find(*handle) == i);
     table.erase(*handle);
