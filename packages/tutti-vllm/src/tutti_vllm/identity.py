@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tutti_engine import Geometry, TuttiError
+from tutti_engine import Geometry, TuttiError, choose_blocks_per_chunk
 from tutti_engine.namespace import Namespace
 
 __all__ = ["UnsupportedError", "make_geometry", "make_namespace"]
@@ -33,8 +33,12 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
         kv_cache_config: the resolved KV cache: groups, page sizes, hash block size.
         blocks_per_chunk: the user's wish, 0 for the automatic choice.
     """
-    from tutti_engine import choose_blocks_per_chunk
+    from vllm.platforms import current_platform
 
+    if not current_platform.is_cpu():
+        raise UnsupportedError(
+            f"the KV cache lies on {current_platform.device_type}; this release moves pages of vLLM's CPU engine only"
+        )
     parallel = vllm_config.parallel_config
     for name in (
         "pipeline_parallel_size",
