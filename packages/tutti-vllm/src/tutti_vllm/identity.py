@@ -37,7 +37,8 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
 
     if not current_platform.is_cpu():
         raise UnsupportedError(
-            f"the KV cache lies on {current_platform.device_type}; this release moves pages of vLLM's CPU engine only"
+            f"the KV cache lies on {current_platform.device_type}; "
+            "this release moves pages of vLLM's CPU engine only"
         )
     parallel = vllm_config.parallel_config
     for name in (
