@@ -24,7 +24,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.engine_run import Answer, RunFailedError, RunSpec, run_in_new_process
+from tools.engine_process import Answer, EngineFailedError, EngineProcess, EngineSpec
 from tools.tiny_model import TinyModel, make_tiny_model
 
 LENGTHS = (1024, 2048, 4096)
@@ -64,7 +64,7 @@ def make_prompts(lengths: Sequence[int], repeats: int) -> list[list[int]]:
 def run_all(model: Path, root: Path, prompts: list[list[int]], console: Console) -> list[list[Answer]]:
     """Run the three engines; return the answers of each."""
     # The first prompt only warms the process up and is left out of the table.
-    warm_up = [[3 + n % 1000 for n in range(500)]]
+    warm_up = [3 + n % 1000 for n in range(500)]
     options = {"max_model_len": max(map(len, prompts)) + 64, "num_gpu_blocks_override": 1024}
     connector = {"capacity_bytes": 4 << 30, "root": str(root)}
     stages = [("vLLM alone", None), ("with Tutti, nothing stored yet", connector), ("restarted", connector)]
@@ -73,14 +73,11 @@ def run_all(model: Path, root: Path, prompts: list[list[int]], console: Console)
     with Progress(*columns, console=console) as progress:
         for title, settings in stages:
             task = progress.add_task(f"{title}: starting", total=len(prompts) + 1)
-
-            def note(answer: Answer, task: object = task, title: str = title) -> None:
-                progress.update(task, advance=1, description=title)  # type: ignore[arg-type]
-
-            spec = RunSpec(str(model), warm_up + prompts, connector=settings, options=options)
-            answers = run_in_new_process(
-                spec, environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, on_answer=note
-            )
+            answers = []
+            with EngineProcess(EngineSpec(str(model), settings, options)) as engine:
+                for prompt in [warm_up, *prompts]:
+                    answers.append(engine.answer(prompt))
+                    progress.update(task, advance=1, description=title)
             results.append(answers[1:])
     return results
 
@@ -148,7 +145,7 @@ def main() -> int:
     try:
         model = make_tiny_model(folder / "model", MODEL)
         results = run_all(model, folder / "cache", prompts, console)
-    except RunFailedError as error:
+    except EngineFailedError as error:
         console.print(f"The demo could not run: {error}", markup=False)
         return 1
     finally:

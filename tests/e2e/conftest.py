@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tools.engine_run import RunSpec, engine_options
+from tools.engine_process import EngineProcess, EngineSpec
 from tools.tiny_model import TinyModel, make_tiny_model
 
 # Scheduler and worker share this process here, which makes an engine start in seconds; the tests of restarts
@@ -51,8 +51,7 @@ class Engine:
     def __init__(self, model: Path, connector: dict[str, Any] | None, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        spec = RunSpec(str(model), [], connector=connector, options=OPTIONS | options)
-        self.llm = LLM(**engine_options(spec))
+        self.llm = LLM(**EngineSpec(str(model), connector, OPTIONS | options).arguments())
 
     @property
     def _core(self) -> Any:
@@ -97,23 +96,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(model: Path) -> Callable[..., list[list[int]]]:
-    """The answers of vLLM alone, each prompt by itself in an engine without a prefix cache.
-
-    Ask before an engine with the connector is started: vLLM allows one connector a process.
-    """
+def reference(model: Path) -> Iterator[Callable[..., list[list[int]]]]:
+    """The answers of vLLM alone, each prompt by itself, without a prefix cache, in a process of its own."""
     known: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    spec = EngineSpec(str(model), options=OPTIONS | {"enable_prefix_caching": False})
+    with EngineProcess(spec, one_process=True) as engine:
 
-    def answers(*prompts: list[int], max_tokens: int = 8) -> list[list[int]]:
-        missing = [p for p in prompts if (max_tokens, tuple(p)) not in known]
-        if missing:
-            engine = Engine(model, None, {"enable_prefix_caching": False})
-            for one in missing:
-                known[max_tokens, tuple(one)] = engine.answer(one, max_tokens=max_tokens)[0]
-            engine.close()
-        return [known[max_tokens, tuple(p)] for p in prompts]
+        def answers(*prompts: list[int], max_tokens: int = 8) -> list[list[int]]:
+            for one in prompts:
+                key = max_tokens, tuple(one)
+                if key not in known:
+                    known[key] = engine.answer(one, max_tokens).tokens
+            return [known[max_tokens, tuple(one)] for one in prompts]
 
-    return answers
+        yield answers
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.conftest import CHUNK_BYTES, prompt
 
-from tools.engine_run import store_directory
+from tools.engine_process import store_directory
 
 
 def segment_file(root: Path) -> Path:
