@@ -91,6 +91,16 @@ class Engine:
 
 
 @pytest.fixture(scope="session")
+def vllm_loaded() -> None:
+    """Import vLLM once and leave its objects out of the many collections that ending an engine asks for."""
+    from vllm import LLM
+
+    assert LLM
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), MODEL)
 
@@ -113,7 +123,7 @@ def reference(model: Path) -> Iterator[Callable[..., list[list[int]]]]:
 
 
 @pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def start(model: Path, tmp_path: Path, vllm_loaded: None) -> Iterator[Callable[..., Engine]]:
     """Start engines with the connector on a store of the test's own; they are closed at its end."""
     running: list[Engine] = []
 

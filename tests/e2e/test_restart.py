@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new process takes over what an earlier one computed.
 
-Engines run as vLLM runs them: several processes each.
+Without ``one_process`` engines run as vLLM runs them, scheduler and workers in processes of their own.
 """
 
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_BYTES, CHUNK_TOKENS, OPTIONS, prompt
@@ -22,7 +22,7 @@ def spec(model, root, **options):
 def test_warm_after_a_restart(model, reference, tmp_path):
     prompts = [prompt(40, 300), prompt(41, 10 * CHUNK_TOKENS), prompt(42, 777)]
     expected = reference(*prompts)
-    with EngineProcess(spec(model, tmp_path / "cache")) as engine:
+    with EngineProcess(spec(model, tmp_path / "cache"), one_process=True) as engine:
         cold = [engine.answer(one) for one in prompts]
     assert [a.tokens for a in cold] == expected
     assert [a.hit_tokens for a in cold] == [0, 0, 0]
