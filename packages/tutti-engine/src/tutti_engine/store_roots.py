@@ -131,12 +131,17 @@ def read_store_id(directory: Path) -> str | None:
 
 
 def trim_files(layout: StoreLayout, ranks: int) -> None:
-    """Cut segment files that are longer than the layout says and remove those that it does not have.
+    """Cut segment files that are longer than the layout says and remove those that it does not have there.
 
-    Only for the store's owner, once no row names what is cut. Raises RootError.
+    With other roots than before a file's number may be the layout's and its place another one's. Only for the
+    store's owner, once no row names what is cut. Raises RootError.
     """
-    wanted = {str(number): layout.file_bytes(number) for number in layout.files()}
-    for directory in map(Path, layout.directories):
+    for root, directory in enumerate(map(Path, layout.directories)):
+        wanted = {
+            str(number): layout.file_bytes(number)
+            for number in layout.files()
+            if number % len(layout.directories) == root
+        }
         for rank_directory in directory.iterdir():
             match = RANK_DIRECTORY.fullmatch(rank_directory.name)
             if not match:

@@ -230,6 +230,20 @@ def test_shrinking_drops_chunks_without_a_place_and_frees_the_disk(
         assert keep.exists()
 
 
+@pytest.mark.parametrize(("before", "after"), [("a", "ab"), ("ab", "a"), ("ab", "abc"), ("abc", "ab")])
+def test_other_number_of_roots_leaves_no_file_in_a_place_that_is_not_its_own(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "choose_chunks_per_file", lambda **sizes: 3)
+    with open_store(*(tmp_path / name for name in before), chunks=24) as store:
+        make_files(store.layout)
+        assert len(store.layout.files()) > len(before)
+    with open_store(*(tmp_path / name for name in after), chunks=24) as store:
+        found = {path for each in store.layout.directories for path in Path(each).rglob("*.seg")}
+        assert found <= {Path(store.layout.file_path(0, number)) for number in store.layout.files()}
+        assert found, "files that are in their place stay"
+
+
 def test_database_of_a_larger_store_is_cut_to_its_new_share(tmp_path: Path) -> None:
     tall = Geometry(num_layers=400, block_tokens=16, blocks_per_chunk=1, page_bytes=4096)
     with open_store(tmp_path, chunks=2000, geometry=tall) as store:
