@@ -18,6 +18,7 @@ from tutti_engine.plan import (
     LoadResult,
     StorePlan,
     StoreResult,
+    StoreSettled,
 )
 from tutti_engine.ring_window import RingWindow
 
@@ -44,6 +45,7 @@ __all__ = [
     "StoreBusyError",
     "StorePlan",
     "StoreResult",
+    "StoreSettled",
     "TuttiEngine",
     "TuttiError",
     "__version__",

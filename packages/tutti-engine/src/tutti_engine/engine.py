@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.catalogue import Record
-from tutti_engine.executor import LOAD_BANK_BYTES, STORE_BANK_BYTES, Executor
+from tutti_engine.executor import LOAD_BANK_BYTES, STORE_BANK_BYTES, Executor, Result
 from tutti_engine.geometry import Geometry
 from tutti_engine.mover import Mover
-from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.planner import Planner, PlannerJournal
 from tutti_engine.transfer import Transfer
 
@@ -84,10 +84,12 @@ class TuttiEngine:
         return self.planner.plan_load(wanted)
 
     def plan_store(
-        self, candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]
+        self,
+        candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
+        prefixes: Sequence[Sequence[ChunkKey]] = (),
     ) -> StorePlan | None:
         """Plan to store the chunks that are not known yet; see ``Planner.plan_store``."""
-        return self.planner.plan_store(candidates)
+        return self.planner.plan_store(candidates, prefixes)
 
     def complete_load(self, result: LoadResult) -> bool:
         """Take one rank's report of a load."""
@@ -97,9 +99,22 @@ class TuttiEngine:
         """Take one rank's report of a store."""
         return self.planner.complete_store(rank, result)
 
-    def reset(self) -> None:
-        """Forget every chunk."""
-        self.planner.reset()
+    def note_settled(self, rank: int, settled: StoreSettled) -> None:
+        """Take one rank's word that late writes have ended."""
+        self.planner.note_settled(rank, settled)
+
+    def take(self, rank: int, result: Result) -> None:
+        """Take whatever a rank's ``take_results`` returned."""
+        if isinstance(result, LoadResult):
+            self.complete_load(result)
+        elif isinstance(result, StoreResult):
+            self.complete_store(rank, result)
+        else:
+            self.note_settled(rank, result)
+
+    def reset(self, timeout: float = 5.0) -> bool:
+        """Forget every chunk; see ``Planner.reset``."""
+        return self.planner.reset(timeout)
 
     # Execution side.
 
@@ -142,18 +157,15 @@ class TuttiEngine:
         """Copy one layer's pages now; the plan ends once every layer was handed over."""
         self.executor.store(plan, (layer,))
 
-    def take_results(self) -> list[LoadResult | StoreResult]:
-        """Return the plans that ended on this rank since the last call."""
+    def take_results(self) -> list[Result]:
+        """Return the plans that ended on this rank since the last call, and late writes that did."""
         return self.executor.take_results()
 
-    def settle(self) -> list[LoadResult | StoreResult]:
+    def settle(self) -> list[Result]:
         """Report this rank's finished plans to this engine's own planning side, and return them."""
         results = self.take_results()
         for result in results:
-            if isinstance(result, LoadResult):
-                self.complete_load(result)
-            else:
-                self.complete_store(self._rank, result)
+            self.take(self._rank, result)
         return results
 
     def wait_idle(self, deadline: float) -> bool:

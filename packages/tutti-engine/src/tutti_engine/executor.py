@@ -9,16 +9,21 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.geometry import Geometry
+from tutti_engine.lane import Lane
 from tutti_engine.mover import Mover
-from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.ring_window import RingWindow
-from tutti_engine.transfer import LoadJob, Run, StoreJob, Transfer, Wave
+from tutti_engine.transfer import LoadJob, StoreJob, Transfer
+from tutti_engine.waves import Run, Wave, WaveKeeper
 
-__all__ = ["LOAD_BANK_BYTES", "STORE_BANK_BYTES", "Executor"]
+__all__ = ["LOAD_BANK_BYTES", "STORE_BANK_BYTES", "Executor", "Result"]
+
+Result: TypeAlias = LoadResult | StoreResult | StoreSettled
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +32,6 @@ LOAD_BANK_BYTES = 64 * 1024 * 1024
 
 STORE_BANK_BYTES = 256 * 1024 * 1024
 """Staging memory for stores: takes what one step computes, so that the step need not wait for the drives."""
-
-_RETRY_PAUSE = 0.001
 
 
 class Executor:
@@ -60,7 +63,8 @@ class Executor:
             rank: position of this rank's checksums in a load plan.
             load_bank_bytes: staging memory for loads.
             store_bank_bytes: staging memory for stores.
-            io_timeout: seconds after which one wave of I/O counts as failed.
+            io_timeout: seconds after which I/O counts as failed, and with it everything that was queued
+                behind it.
             store_stall: longest time that ``store`` may hold up its caller for want of staging room.
         """
         self._geometry = geometry
@@ -78,15 +82,16 @@ class Executor:
         )
         backend.bind_staging(self.window)
         mover.bind(self.window)
-        self._results: deque[LoadResult | StoreResult] = deque()
+        self._results: deque[Result] = deque()
         self._load_jobs: dict[int, LoadJob] = {}
         self._store_jobs: dict[int, StoreJob] = {}
-        self._stuck: list[Wave] = []
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        self._keeper = WaveKeeper(self._late_end)
+        self._idle = threading.Condition()
         self._unfinished = 0
-        self._load_lane = _Lane("tutti-load")
-        self._store_lane = _Lane("tutti-store")
+        self._load_lane = Lane("tutti-load")
+        self._store_lane = Lane("tutti-store")
+        # When reads and writes last ran into their timeout. What was asked for before then is not tried.
+        self._reads_hung_at = self._writes_hung_at = float("-inf")
 
     def load(self, plan: LoadPlan, layers: Sequence[int] | None = None) -> Transfer:
         """Start to load all layers of a plan, or only some of them.
@@ -95,12 +100,13 @@ class Executor:
         """
         layers = range(self._geometry.num_layers) if layers is None else layers
         transfer = Transfer()
-        with self._lock:
+        with self._idle:
             job = self._load_jobs.get(plan.plan_id)
             if job is None:
                 job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._geometry.num_layers)
             self._unfinished += 1
-        self._load_lane.put(lambda: self._run_load(job, layers, transfer))
+        asked = time.monotonic()
+        self._load_lane.put(lambda: self._run_load(job, layers, transfer, asked))
         return transfer
 
     def store(self, plan: StorePlan, layers: Sequence[int] | None = None) -> None:
@@ -109,7 +115,7 @@ class Executor:
         Chunks that find no room within ``store_stall`` seconds are given up.
         """
         layers = range(self._geometry.num_layers) if layers is None else layers
-        with self._lock:
+        with self._idle:
             job = self._store_jobs.get(plan.plan_id)
             if job is None:
                 job = self._store_jobs[plan.plan_id] = StoreJob(plan, self._geometry.num_layers)
@@ -120,23 +126,24 @@ class Executor:
         for position in range(len(plan.transfers)):
             if position in job.errors:
                 continue
-            slot = bank.acquire(len(layers), 0.0)
+            slot = self._keeper.acquire(bank, len(layers), 0.0)
             if slot is None:
                 # Hand over what is copied already: only its completion makes room.
                 self._hand_over(job, runs, layers)
                 runs = []
-                slot = bank.acquire(len(layers), deadline)
+                slot = self._keeper.acquire(bank, len(layers), deadline)
             if slot is None:
                 job.fail(position, errno.ENOBUFS)
             else:
                 runs.append(Run(position, slot))
         self._hand_over(job, runs, layers)
-        with self._lock:
+        with self._idle:
             job.layers_left -= len(layers)
         self._finish_store(job)
 
-    def take_results(self) -> list[LoadResult | StoreResult]:
-        """Return the plans that ended since the last call."""
+    def take_results(self) -> list[Result]:
+        """Return the plans that ended since the last call, and writes that ended after their plan."""
+        self._keeper.reclaim()
         results = []
         while self._results:
             results.append(self._results.popleft())
@@ -160,15 +167,20 @@ class Executor:
 
     # Loads: the load thread alone runs what follows.
 
-    def _run_load(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
+    def _run_load(self, job: LoadJob, layers: Sequence[int], transfer: Transfer, asked: float) -> None:
         started = time.monotonic()
         try:
-            self._load_waves(job, layers)
+            if asked <= self._reads_hung_at:
+                for position in job.positions:
+                    job.skip(position, errno.ECANCELED)
+            else:
+                self._load_waves(job, layers)
         except Exception as error:
             logger.warning("Tutti: a load ended early: %s", error)
-            job.fail_all(errno.EIO)
+            for position in job.positions:
+                job.fail(position, errno.EIO)
         job.seconds += time.monotonic() - started
-        with self._lock:
+        with self._idle:
             self._unfinished -= 1
             job.layers_left -= len(layers)
             if job.layers_left <= 0:
@@ -178,10 +190,10 @@ class Executor:
         transfer.finish(ok=not job.errors)
 
     def _load_waves(self, job: LoadJob, layers: Sequence[int]) -> None:
-        for position, item in enumerate(job.plan.transfers):
-            if item.chunk_id is None:
+        for position in job.positions:
+            if job.plan.transfers[position].chunk_id is None:
                 job.fail(position, errno.ENOENT)
-        todo = deque(p for p in range(len(job.plan.transfers)) if p not in job.errors)
+        todo = deque(position for position in job.positions if position not in job.errors)
         waves: deque[Wave] = deque()
         try:
             while todo or waves:
@@ -191,48 +203,54 @@ class Executor:
                         break
                     waves.append(wave)
                 if not waves:
-                    for position in todo:
-                        job.fail(position, errno.ENOBUFS)
-                    return
-                self._finish_reads(job, waves.popleft())
+                    self._skip(job, todo, errno.ENOBUFS)
+                elif not self._finish_reads(job, waves.popleft()):
+                    self._skip(job, todo, errno.ECANCELED)
         finally:
             for wave in waves:
-                self._abandon(wave)
+                self._keeper.dismiss(wave)
+
+    @staticmethod
+    def _skip(job: LoadJob, todo: deque[int], code: int) -> None:
+        while todo:
+            job.skip(todo.popleft(), code)
 
     def _start_reads(
         self, job: LoadJob, todo: deque[int], layers: Sequence[int], *, patient: bool
     ) -> Wave | None:
-        self._reclaim_stuck()
         bank = self.window.loads
         most = max(1, bank.count // (2 * len(layers)))
         deadline = time.monotonic() + self._io_timeout if patient else 0.0
         runs: list[Run] = []
         while todo and len(runs) < most:
-            slot = bank.acquire(len(layers), deadline if not runs else 0.0)
+            slot = self._keeper.acquire(bank, len(layers), deadline if not runs else 0.0)
             if slot is None:
                 break
             runs.append(Run(todo.popleft(), slot))
         if not runs:
             return None
-        wave = Wave(bank, runs, layers)
-        batch = wave.batch(job.plan)
+        wave = Wave(job.plan, bank, runs, layers)
         try:
-            wave.handle = self._backend.read_segments(batch)
+            wave.submit(self._backend.read_segments)
         except Exception:
             wave.release()
             raise
         return wave
 
-    def _finish_reads(self, job: LoadJob, wave: Wave) -> None:
+    def _finish_reads(self, job: LoadJob, wave: Wave) -> bool:
+        """Wait for a wave and copy what arrived; return False if it did not end in time."""
         try:
-            errors = self._settle(wave, job.plan, self._backend.read_segments)
+            errors = wave.finish(self._backend.read_segments, wave.started + self._io_timeout)
             for position, code in errors.items():
                 job.fail(position, code)
             runs = [run for run in wave.runs if run.position not in errors]
             job.bytes_read += len(runs) * len(wave.layers) * self._geometry.segment_bytes
             self._scatter(job, wave, runs)
         finally:
-            self._abandon(wave)
+            quiet = self._keeper.dismiss(wave)
+        if not quiet:
+            self._reads_hung_at = time.monotonic()
+        return quiet
 
     def _scatter(self, job: LoadJob, wave: Wave, runs: list[Run]) -> None:
         words = f"<{self._geometry.num_layers}Q"
@@ -259,7 +277,7 @@ class Executor:
     def _hand_over(self, job: StoreJob, runs: list[Run], layers: Sequence[int]) -> None:
         if not runs:
             return
-        wave = Wave(self.window.stores, runs, layers)
+        wave = Wave(job.plan, self.window.stores, runs, layers)
         try:
             for index, layer in enumerate(layers):
                 sums = self._mover.gather(
@@ -274,29 +292,35 @@ class Executor:
                 job.fail(run.position, errno.EIO)
             wave.release()
             return
-        with self._lock:
+        with self._idle:
             job.waves_left += 1
         self._store_lane.put(lambda: self._write(job, wave))
 
     def _write(self, job: StoreJob, wave: Wave) -> None:
-        try:
-            self._reclaim_stuck()
-            wave.handle = self._backend.write_segments(wave.batch(job.plan))
-            errors = self._settle(wave, job.plan, self._backend.write_segments)
-        except Exception as error:
-            logger.warning("Tutti: a store ended early: %s", error)
-            errors = {run.position: errno.EIO for run in wave.runs}
+        if wave.started <= self._writes_hung_at:
+            errors = dict.fromkeys(wave.positions, errno.ECANCELED)
+        else:
+            errors = self._try_write(wave)
         for position, code in errors.items():
             job.fail(position, code)
-        if not self._abandon(wave):
-            job.unsettled.update(run.position for run in wave.runs)
+        if not self._keeper.dismiss(wave):
+            self._writes_hung_at = time.monotonic()
+            job.unsettled.update(wave.positions)
         job.bytes_written += (len(wave.runs) - len(errors)) * len(wave.layers) * self._geometry.segment_bytes
-        with self._lock:
+        with self._idle:
             job.waves_left -= 1
         self._finish_store(job)
 
+    def _try_write(self, wave: Wave) -> dict[int, int]:
+        try:
+            wave.submit(self._backend.write_segments)
+            return wave.finish(self._backend.write_segments, time.monotonic() + self._io_timeout)
+        except Exception as error:
+            logger.warning("Tutti: a store ended early: %s", error)
+            return dict.fromkeys(wave.positions, errno.EIO)
+
     def _finish_store(self, job: StoreJob) -> None:
-        with self._lock:
+        with self._idle:
             if job.layers_left > 0 or job.waves_left or job.plan.plan_id not in self._store_jobs:
                 return
             del self._store_jobs[job.plan.plan_id]
@@ -304,72 +328,6 @@ class Executor:
             self._unfinished -= 1
             self._idle.notify_all()
 
-    # Both directions.
-
-    def _settle(
-        self, wave: Wave, plan: LoadPlan | StorePlan, submit: Callable[..., object]
-    ) -> dict[int, int]:
-        """Wait for a wave, repeat what the backend had no room for; return the errno of each failed position.
-
-        All positions of a wave that does not end in time have failed.
-        """
-        deadline = time.monotonic() + self._io_timeout
-        errors: dict[int, int] = {}
-        while True:
-            assert wave.handle is not None
-            if not wave.handle.wait(deadline):
-                return {run.position: errno.ETIMEDOUT for run in wave.runs}
-            refused = wave.collect(errors)
-            if not refused:
-                return errors
-            if time.monotonic() >= deadline:
-                for position in wave.positions(refused):
-                    errors.setdefault(position, errno.EAGAIN)
-                return errors
-            time.sleep(_RETRY_PAUSE)
-            wave.resubmit(plan, refused, submit)
-
-    def _abandon(self, wave: Wave) -> bool:
-        """Give a wave's slots back, or keep them aside while I/O may still reach them.
-
-        Return whether it is quiet.
-        """
-        if wave.quiet():
-            wave.release()
-            return True
-        with self._lock:
-            self._stuck.append(wave)
-        return False
-
-    def _reclaim_stuck(self) -> None:
-        with self._lock:
-            late = [wave for wave in self._stuck if wave.quiet()]
-            self._stuck = [wave for wave in self._stuck if wave not in late]
-        for wave in late:
-            wave.release()
-
-
-class _Lane:
-    """A thread that runs tasks in order."""
-
-    def __init__(self, name: str) -> None:
-        self._tasks: deque[Callable[[], None] | None] = deque()
-        self._available = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, task: Callable[[], None] | None) -> None:
-        self._tasks.append(task)
-        self._available.release()
-
-    def stop(self, deadline: float) -> None:
-        self.put(None)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _run(self) -> None:
-        while True:
-            self._available.acquire()
-            task = self._tasks.popleft()
-            if task is None:
-                return
-            task()
+    def _late_end(self, wave: Wave) -> None:
+        if isinstance(wave.plan, StorePlan):
+            self._results.append(StoreSettled(wave.plan.plan_id, tuple(wave.positions)))

@@ -20,6 +20,7 @@ __all__ = [
     "LoadResult",
     "StorePlan",
     "StoreResult",
+    "StoreSettled",
 ]
 
 ChunkKey = NewType("ChunkKey", bytes)
@@ -77,6 +78,9 @@ class LoadResult:
             differs.
         bytes_read: bytes taken from storage, padding included.
         seconds: time from the first read to the last copy.
+        untried: those of ``failed`` that were not read at all, for lack of room or because the drive hung
+            before
+            their turn came; nothing is known against them.
     """
 
     plan_id: int
@@ -84,6 +88,7 @@ class LoadResult:
     errno: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
+    untried: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,8 @@ class StoreResult:
         plan_id: the plan.
         checksums: for each position one 64-bit little-endian word a layer, or None if the chunk is not
             durable.
-        unsettled: positions whose place may still be written to later; it must not be used again.
+        unsettled: positions whose place may still be written to later; it must not be used again before a
+            ``StoreSettled`` names it.
         errno: reason of the first failure, 0 if there was none.
         bytes_written: bytes made durable, padding included.
     """
@@ -104,3 +110,11 @@ class StoreResult:
     unsettled: tuple[int, ...] = ()
     errno: int = 0
     bytes_written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettled:
+    """Writes that ended after their plan's result: nothing writes to these positions' places any more."""
+
+    plan_id: int
+    positions: tuple[int, ...]

@@ -28,6 +28,7 @@ from tutti_engine.plan import (
     LoadResult,
     StorePlan,
     StoreResult,
+    StoreSettled,
 )
 
 __all__ = ["Planner", "PlannerJournal"]
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 # Not the drive's fault: the chunk is dropped, the breaker stays as it is.
 _DATA_ERRORS = frozenset({errno.EBADMSG, errno.ENOENT})
 # Back-pressure, not failure.
-_NO_ROOM_ERRORS = frozenset({errno.EAGAIN, errno.ENOBUFS})
+_NO_ROOM_ERRORS = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ECANCELED})
 
 
 class PlannerJournal(Protocol):
@@ -48,6 +49,15 @@ class PlannerJournal(Protocol):
 
     def remove(self, slots: Sequence[int], on_durable: Callable[[Sequence[int]], None]) -> None:
         """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable."""
+
+    def clear(self, on_durable: Callable[[Sequence[int]], None]) -> None:
+        """Forget every chunk, then call ``on_durable`` once that is durable."""
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything said so far is durable.
+
+        Return False if it is not after ``timeout`` seconds.
+        """
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note a use; may be lost."""
@@ -61,6 +71,7 @@ class _Load:
     entries: tuple[Entry | None, ...]
     ranks_left: int
     failed: set[int] = field(default_factory=set)
+    guilty: set[int] = field(default_factory=set)
     errno: int = 0
 
 
@@ -68,9 +79,18 @@ class _Load:
 class _Store:
     entries: tuple[Entry, ...]
     ranks_left: int
+    prefixes: Sequence[Sequence[ChunkKey]]
     checksums: dict[int, tuple[bytes | None, ...]] = field(default_factory=dict)
-    unsettled: set[int] = field(default_factory=set)
+    # (rank, position) pairs whose place a late write may still reach, and those that were, but no longer are.
+    unsettled: set[tuple[int, int]] = field(default_factory=set)
+    settled: set[tuple[int, int]] = field(default_factory=set)
     errno: int = 0
+
+
+@dataclass(slots=True)
+class _Quarantine:
+    chunk_id: ChunkId
+    ranks: set[int]
 
 
 class Planner:
@@ -102,8 +122,13 @@ class Planner:
             chunk_ids, (Entry(ChunkKey(r.key), r.slot, tuple(r.checksums)) for r in by_use)
         )
         self._generation = max((r.generation for r in by_use), default=0)
-        self._spare = max(1, len(chunk_ids) // 32)
+        # Places kept free ahead of need; of a small store at most a quarter.
+        places = len(chunk_ids)
+        self._spare = max(1, min(8, places // 4), places // 32)
         self._reusable: deque[ChunkId] = deque()
+        self._in_transit = 0
+        self._quarantined: dict[tuple[int, int], _Quarantine] = {}
+        self._keeps_records = journal is not None
         self._next_plan_id = 1
         self._loads: dict[int, _Load] = {}
         self._stores: dict[int, _Store] = {}
@@ -174,6 +199,7 @@ class Planner:
         self._count("read_bytes", result.bytes_read)
         self._count("load_microseconds", int(result.seconds * 1e6))
         load.failed.update(result.failed)
+        load.guilty.update(set(result.failed) - set(result.untried))
         load.errno = load.errno or result.errno
         load.ranks_left -= 1
         if load.ranks_left:
@@ -182,22 +208,28 @@ class Planner:
         for position, entry in enumerate(load.entries):
             if entry is None:
                 continue
-            if position in load.failed:
+            if position in load.guilty:
                 self._index.drop(entry)
             self._index.unpin(entry)
         self._count("load_chunks", len(load.entries) - len(load.failed))
         self._count("load_failed_chunks", len(load.failed))
         self._retire()
-        self._judge(self.load_breaker, "load", len(load.failed), load.errno)
+        if load.guilty or not load.failed:
+            self._judge(self.load_breaker, "load", len(load.guilty), load.errno)
         return True
 
     def plan_store(
-        self, candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]
+        self,
+        candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
+        prefixes: Sequence[Sequence[ChunkKey]] = (),
     ) -> StorePlan | None:
         """Find places for the chunks that are not known yet; None if there is nothing to do.
 
         Args:
             candidates: for each chunk its key and, for each KV cache group, its block ids.
+            prefixes: the prompts that the chunks belong to, each the keys from its first chunk on; once the
+                chunks
+                are stored these count as used, the first ones last to go.
         """
         fresh = [(key, blocks) for key, blocks in candidates if key not in self._index]
         if not fresh or not self.store_breaker.allow():
@@ -215,7 +247,7 @@ class Planner:
         if not transfers:
             return None
         plan = StorePlan(self._new_plan_id(), tuple(transfers))
-        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks)
+        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks, prefixes)
         return plan
 
     def complete_store(self, rank: int, result: StoreResult) -> bool:
@@ -225,13 +257,21 @@ class Planner:
             return False
         self._count("written_bytes", result.bytes_written)
         store.checksums[rank] = result.checksums
-        store.unsettled.update(result.unsettled)
+        store.unsettled.update((rank, position) for position in result.unsettled)
         store.errno = store.errno or result.errno
         store.ranks_left -= 1
         if store.ranks_left:
             return False
         del self._stores[result.plan_id]
-        failed = sum(not self._settle(store, position) for position in range(len(store.entries)))
+        for rank_, position in store.unsettled - store.settled:
+            chunk_id = store.entries[position].chunk_id
+            where = self._quarantined.setdefault((result.plan_id, position), _Quarantine(chunk_id, set()))
+            where.ranks.add(rank_)
+        failed = sum(
+            not self._settle(store, result.plan_id, position) for position in range(len(store.entries))
+        )
+        for prefix in store.prefixes:
+            self._index.touch(prefix)
         if store.errno in _NO_ROOM_ERRORS:
             self._count("store_dropped_chunks", failed)
         else:
@@ -239,33 +279,77 @@ class Planner:
             self._judge(self.store_breaker, "store", failed, store.errno)
         return True
 
-    def reset(self) -> None:
-        """Forget every chunk. Transfers under way end as if their chunks had never been known."""
-        self._index.clear()
-        self._retire()
+    def note_settled(self, rank: int, settled: StoreSettled) -> None:
+        """Take one rank's word that late writes have ended.
 
-    def _settle(self, store: _Store, position: int) -> bool:
+        Their places can be used again after the last one.
+        """
+        store = self._stores.get(settled.plan_id)
+        if store is not None:
+            store.settled.update((rank, position) for position in settled.positions)
+            return
+        for position in settled.positions:
+            where = self._quarantined.get((settled.plan_id, position))
+            if where is None:
+                continue
+            where.ranks.discard(rank)
+            if not where.ranks:
+                del self._quarantined[settled.plan_id, position]
+                self._index.give_back([where.chunk_id])
+
+    def reset(self, timeout: float = 5.0) -> bool:
+        """Forget every chunk; return whether that is durable within ``timeout`` seconds.
+
+        Transfers under way end as if their chunks had never been known. A server resets its cache when the
+        weights have changed, and nothing tells the new ones from the old ones after a restart: from now on
+        chunks are kept for the life of this process only.
+        """
+        self._index.clear()
+        if self._journal is None:
+            self._retire()
+            return True
+        self._journal.clear(lambda slots: None)
+        self._retire()
+        if self._keeps_records:
+            logger.info("Tutti: the cache was reset; what is stored from now on is not kept over a restart.")
+        self._keeps_records = False
+        return self._journal.flush(timeout)
+
+    def _settle(self, store: _Store, plan_id: int, position: int) -> bool:
+        """Make one chunk a hit or give it up; return whether every rank made it durable."""
         entry = store.entries[position]
         parts = [store.checksums[rank][position] for rank in sorted(store.checksums)]
         checksums = tuple(part for part in parts if part is not None)
-        if len(checksums) == len(parts) and self._index.commit(entry, checksums):
+        durable = len(checksums) == len(parts)
+        if durable and self._index.commit(entry, checksums):
             self._count("store_chunks", 1)
-            if self._journal is not None:
-                self._generation += 1
-                assert isinstance(entry.chunk_id, int)
-                self._journal.put(
-                    Record(entry.key, entry.chunk_id, self._generation, checksums, int(time.time()))
-                )
+            self._record(entry)
             return True
-        quarantined = position in store.unsettled
+        quarantined = (plan_id, position) in self._quarantined
         self._index.abort(entry, reusable=not quarantined)
         self._count("quarantined_chunks", int(quarantined))
-        return len(checksums) == len(parts)
+        return durable
+
+    def _record(self, entry: Entry) -> None:
+        if self._journal is None or not self._keeps_records or not isinstance(entry.chunk_id, int):
+            return
+        self._generation += 1
+        now = max(0, int(time.time()))
+        try:
+            self._journal.put(Record(entry.key, entry.chunk_id, self._generation, entry.checksums, now))
+        except Exception:
+            logger.exception("Tutti: a chunk is kept for the life of this process only.")
 
     def _make_room(self, wanted: int) -> None:
         while self._reusable:
             self._index.give_back([self._reusable.popleft()])
-        missing = max(wanted, self._spare) - self._index.free
+            self._in_transit -= 1
+        # Places that are on their way back count: as long as removals cannot be made durable nothing more has
+        # to go, and what does not fit now is dropped, not made room for.
+        if self._journal is None:
+            missing = wanted + self._spare - self._index.free
+        else:
+            missing = self._spare - max(0, self._index.free - wanted) - self._in_transit
         if missing > 0:
             self._count("evicted_chunks", self._index.evict(missing))
             self._retire()
@@ -279,6 +363,7 @@ class Planner:
             self._index.give_back(places)
         else:
             slots = [place for place in places if isinstance(place, int)]
+            self._in_transit += len(slots)
             self._journal.remove(slots, self._reusable.extend)
 
     def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:

@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-import errno
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from tutti_engine.backend import SegmentBatch, SegmentHandle
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
-from tutti_engine.ring_window import SlotBank
 
-__all__ = ["LoadJob", "Run", "StoreJob", "Transfer", "Wave"]
+__all__ = ["LoadJob", "StoreJob", "Transfer"]
 
 
 class Transfer:
@@ -44,69 +39,6 @@ class Transfer:
         return self._ok
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring slots that hold some layers of the chunk at ``position`` of a plan."""
-
-    position: int
-    slot: int
-
-
-class Wave:
-    """Runs that travel in one batch."""
-
-    def __init__(self, bank: SlotBank, runs: list[Run], layers: Sequence[int]) -> None:
-        self.runs = runs
-        self.layers = layers
-        self.handle: SegmentHandle | None = None
-        self._bank = bank
-        # What the current handle stands for, as indices into runs x layers.
-        self._segments: Sequence[int] = range(len(runs) * len(layers))
-
-    def batch(self, plan: LoadPlan | StorePlan) -> SegmentBatch:
-        """Return the segments that are still to be moved."""
-        width = len(self.layers)
-        runs = [self.runs[segment // width] for segment in self._segments]
-        places = [segment % width for segment in self._segments]
-        return SegmentBatch(
-            chunk_ids=[plan.transfers[run.position].chunk_id for run in runs],
-            layers=[self.layers[place] for place in places],
-            slots=[run.slot + place for run, place in zip(runs, places, strict=True)],
-        )
-
-    def collect(self, errors: dict[int, int]) -> list[int]:
-        """Add the finished handle's failures to ``errors``.
-
-        Return the segments that were refused for lack of room.
-        """
-        assert self.handle is not None
-        refused = []
-        for segment, code in zip(self._segments, self.handle.status(), strict=True):
-            if code == errno.EAGAIN:
-                refused.append(segment)
-            elif code:
-                errors.setdefault(self.runs[segment // len(self.layers)].position, code)
-        return refused
-
-    def positions(self, segments: Sequence[int]) -> list[int]:
-        """Return the plan positions that segments belong to."""
-        return [self.runs[segment // len(self.layers)].position for segment in segments]
-
-    def resubmit(self, plan: LoadPlan | StorePlan, segments: list[int], submit: Callable[..., Any]) -> None:
-        """Try refused segments again."""
-        self._segments = segments
-        self.handle = submit(self.batch(plan))
-
-    def quiet(self) -> bool:
-        """Whether no I/O can reach the slots."""
-        return self.handle is None or self.handle.poll()
-
-    def release(self) -> None:
-        """Give all slots back."""
-        for run in self.runs:
-            self._bank.release(run.slot, len(self.layers))
-
-
 class _Job:
     """What is common to a plan's load and a plan's store."""
 
@@ -129,16 +61,28 @@ class LoadJob(_Job):
         self.plan = plan
         self.bytes_read = 0
         self.seconds = 0.0
+        self._untried: set[int] = set()
 
-    def fail_all(self, code: int) -> None:
-        """Note that nothing of the plan can be relied on."""
-        for position in range(len(self.plan.transfers)):
+    @property
+    def positions(self) -> range:
+        """Positions of the plan."""
+        return range(len(self.plan.transfers))
+
+    def skip(self, position: int, code: int) -> None:
+        """Note that a chunk was not even looked at."""
+        if position not in self.errors:
+            self._untried.add(position)
             self.fail(position, code)
 
     def result(self) -> LoadResult:
         """Return what the planning side is told."""
         return LoadResult(
-            self.plan.plan_id, tuple(sorted(self.errors)), self._first_error, self.bytes_read, self.seconds
+            self.plan.plan_id,
+            tuple(sorted(self.errors)),
+            self._first_error,
+            self.bytes_read,
+            self.seconds,
+            tuple(sorted(self._untried)),
         )
 
 
@@ -165,5 +109,9 @@ class StoreJob(_Job):
             for position, sums in enumerate(self._sums)
         )
         return StoreResult(
-            self.plan.plan_id, checksums, tuple(sorted(self.unsettled)), self._first_error, self.bytes_written
+            self.plan.plan_id,
+            checksums,
+            tuple(sorted(self.unsettled)),
+            self._first_error,
+            self.bytes_written,
         )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan
+from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan, StoreSettled
 from tutti_engine.executor import Executor
 from tutti_engine.movers.plain import PlainMover
 
@@ -145,7 +145,7 @@ class Rig:
 
     def result(self):
         assert self.executor.wait_idle(time.monotonic() + 30)
-        (result,) = self.executor.take_results()
+        (result,) = [r for r in self.executor.take_results() if not isinstance(r, StoreSettled)]
         return result
 
     def busy_slots(self):
@@ -288,9 +288,70 @@ def test_a_hanging_write_is_reported_as_unsettled(rig):
     rig.fill(0)
     result = rig.store((0, (0, 1)))
     assert (result.checksums, result.unsettled, result.errno) == ((None,), (0,), errno.ETIMEDOUT)
+    assert rig.executor.take_results() == []
     rig.backend.hold = False
     rig.backend.held[0].finish()
+    assert rig.executor.take_results() == [StoreSettled(1, (0,))]
     assert rig.store((1, (0, 1)), plan_id=5).errno == 0
+
+
+def test_what_waits_behind_a_hung_drive_fails_with_it_and_is_not_blamed(rig):
+    rig = rig(io_timeout=0.2)
+    contents = rig.store_filled((0, (0, 1)), (1, (2, 3)))
+    rig.backend.hold = True
+    for plan_id in range(10, 40):
+        rig.executor.load(rig.load_plan((0, (10, 11)), plan_id=plan_id))
+    assert rig.executor.wait_idle(time.monotonic() + 30)
+    results = {r.plan_id: r for r in rig.executor.take_results()}
+    assert results[10].errno == errno.ETIMEDOUT and results[10].untried == ()
+    assert all(results[n].failed == results[n].untried == (0,) for n in range(11, 40))
+    rig.backend.hold = False
+    for handle in rig.backend.held:
+        handle.finish()
+    assert rig.load((1, (12, 13)), plan_id=50).failed == ()
+    assert rig.content(12) == contents[2]
+
+
+def test_a_plan_that_hangs_does_not_try_its_later_waves(rig):
+    rig = rig(io_timeout=0.05, bank_bytes=6 * GEOMETRY.segment_bytes)
+    chunks = [(n, (2 * n, 2 * n + 1)) for n in range(6)]
+    for chunk in chunks:
+        rig.store_filled(chunk)
+    rig.backend.hold = True
+    result = rig.load(*chunks)
+    assert result.failed == tuple(range(6))
+    assert result.untried == (2, 3, 4, 5), "two waves of one chunk were on their way"
+    for handle in rig.backend.held:
+        handle.finish()
+    rig.executor.take_results()
+
+
+def test_writes_that_wait_behind_a_hung_one_are_given_up(rig):
+    rig = rig(io_timeout=0.1)
+    rig.backend.hold = True
+    rig.executor.store(store_plan((0, (0, 1)), plan_id=1))
+    rig.executor.store(store_plan((1, (2, 3)), plan_id=2))
+    assert rig.executor.wait_idle(time.monotonic() + 30)
+    first, second = rig.executor.take_results()
+    assert (first.errno, first.unsettled) == (errno.ETIMEDOUT, (0,))
+    assert (second.errno, second.unsettled) == (errno.ECANCELED, ())
+    rig.backend.held[0].finish()
+    assert rig.executor.take_results() == [StoreSettled(1, (0,))]
+
+
+def test_a_load_that_waits_for_room_takes_slots_that_become_quiet(rig):
+    rig = rig(io_timeout=1.0, bank_bytes=6 * GEOMETRY.segment_bytes)
+    contents = rig.store_filled((0, (0, 1)))
+    rig.backend.hold = True
+    # Both runs of the bank hang.
+    rig.executor.load(rig.load_plan((0, (4, 5)), (0, (6, 7)), plan_id=3))
+    assert rig.executor.wait_idle(time.monotonic() + 30)
+    rig.executor.take_results()
+    rig.backend.hold = False
+    rig.executor.load(rig.load_plan((0, (8, 9)), plan_id=4))
+    threading.Timer(0.1, lambda: [handle.finish() for handle in rig.backend.held]).start()
+    assert rig.result().failed == ()
+    assert rig.content(8) == contents[0]
 
 
 def test_a_store_without_room_gives_up_some_chunks_instead_of_the_callers_time(rig):

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from tutti_engine import Geometry, LoadResult, StoreResult
+from tutti_engine import Geometry, LoadResult, StoreResult, StoreSettled
 from tutti_engine.catalogue import Record
 from tutti_engine.planner import Planner
 
@@ -26,6 +26,12 @@ class Journal:
 
     def remove(self, slots, on_durable):
         self.waiting.append((list(slots), on_durable))
+
+    def clear(self, on_durable):
+        self.waiting.append((list(self.rows), on_durable))
+
+    def flush(self, timeout):
+        return not self.waiting
 
     def touch(self, keys):
         pass
@@ -159,7 +165,7 @@ def test_a_load_that_fails_after_its_key_was_stored_anew_does_not_drop_the_new_c
     planner = Planner(GEOMETRY, range(4))
     stored(planner, b"a")
     load = planner.plan_load([(b"a", ((1, 2),))])
-    planner.reset()
+    assert planner.reset()
     stored(planner, b"a")
     planner.complete_load(LoadResult(load.plan_id, (0,), errno.EBADMSG))
     assert planner.lookup_prefix([b"a"]) == 1
@@ -211,3 +217,103 @@ def test_reports_of_unknown_plans_are_ignored():
     planner = Planner(GEOMETRY, range(1))
     assert not planner.complete_store(0, StoreResult(99, (SUM,)))
     assert not planner.complete_load(LoadResult(99))
+
+
+def test_a_place_that_was_written_late_comes_back_once_every_rank_says_so():
+    planner = Planner(GEOMETRY, range(1), ranks=2)
+    plan = planner.plan_store(candidates(b"a"))
+    for rank in (0, 1):
+        result = StoreResult(plan.plan_id, (None,), unsettled=(0,), errno=errno.ETIMEDOUT)
+        planner.complete_store(rank, result)
+    planner.note_settled(0, StoreSettled(plan.plan_id, (0,)))
+    assert planner.plan_store(candidates(b"b")) is None
+    planner.note_settled(1, StoreSettled(plan.plan_id, (0,)))
+    assert planner.plan_store(candidates(b"b")).transfers[0].chunk_id == 0
+
+
+def test_a_late_write_may_end_before_the_other_rank_has_reported():
+    planner = Planner(GEOMETRY, range(1), ranks=2)
+    plan = planner.plan_store(candidates(b"a"))
+    failed = StoreResult(plan.plan_id, (None,), unsettled=(0,), errno=errno.ETIMEDOUT)
+    planner.complete_store(0, failed)
+    planner.note_settled(0, StoreSettled(plan.plan_id, (0,)))
+    planner.complete_store(1, StoreResult(plan.plan_id, (SUM,)))
+    assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.plan_store(candidates(b"b")) is not None
+
+
+def test_removals_that_do_not_become_durable_empty_no_more_than_the_spare_places():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(64), journal=journal)
+    for n in range(64):
+        stored(planner, bytes([n]))
+        journal.settle()
+    resident = planner.resident_chunks
+    for n in range(64, 164):
+        planner.plan_store(candidates(bytes([n])))
+    assert planner.resident_chunks >= resident - 16
+    assert planner.counters["store_dropped_chunks"] > 0
+
+
+def test_a_chunk_that_was_not_tried_stays():
+    planner = Planner(GEOMETRY, range(8))
+    stored(planner, b"a", b"b")
+    plan = planner.plan_load(candidates(b"a", b"b"))
+    planner.complete_load(LoadResult(plan.plan_id, (0, 1), errno.ETIMEDOUT, untried=(1,)))
+    assert planner.lookup_prefix([b"b"]) == 1
+    assert planner.lookup_prefix([b"a"]) == 0
+
+
+def test_loads_that_were_not_tried_do_not_pause_loading():
+    planner = Planner(GEOMETRY, range(8))
+    stored(planner, b"a")
+    for _ in range(5):
+        plan = planner.plan_load(candidates(b"a"))
+        planner.complete_load(LoadResult(plan.plan_id, (0,), errno.ECANCELED, untried=(0,)))
+    assert planner.lookup_prefix([b"a"]) == 1
+
+
+def test_a_reset_says_whether_it_is_durable_and_later_chunks_do_not_survive_a_restart():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(8), journal=journal)
+    stored(planner, b"a")
+    assert not planner.reset(timeout=0.0)
+    journal.settle()
+    assert planner.reset(timeout=0.0) is False, "it has to be said anew"
+    journal.settle()
+    stored(planner, b"b")
+    assert planner.lookup_prefix([b"b"]) == 1
+    assert journal.rows == {}
+
+
+def test_the_heads_of_a_prompt_outlive_its_tails():
+    planner = Planner(GEOMETRY, range(16))
+    keys = [bytes([n]) for n in range(12)]
+    for n, key in enumerate(keys):
+        plan = planner.plan_store(candidates(key), [keys[: n + 1]])
+        planner.complete_store(0, StoreResult(plan.plan_id, (SUM,)))
+    for n in range(100, 108):
+        stored(planner, bytes([n]))
+    left = [key for key in keys if planner.lookup_prefix([key])]
+    assert left == keys[: len(left)] and 0 < len(left) < 12
+
+
+def test_a_journal_that_refuses_a_record_costs_the_restart_only():
+    journal = Journal()
+
+    def refuse(record):
+        raise ValueError("no such record")
+
+    journal.put = refuse
+    planner = Planner(GEOMETRY, range(8), journal=journal)
+    stored(planner, b"a", b"b")
+    assert planner.lookup_prefix([b"a", b"b"]) == 2
+    assert planner.pending_stores == 0
+
+
+def test_a_clock_before_1970_is_no_reason_to_fail(monkeypatch):
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(8), journal=journal)
+    monkeypatch.setattr("time.time", lambda: -5.0)
+    stored(planner, b"a")
+    assert [row.last_used for row in journal.rows.values()] == [0]
