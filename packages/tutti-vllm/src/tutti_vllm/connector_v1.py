@@ -171,10 +171,8 @@ class TuttiConnectorV1(KVConnectorBase_V1):
 
     @contained(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Forget every chunk on disk as well."""
-        if self._scheduler is not None:
-            self._scheduler.reset()
-        return True
+        """Forget every chunk, on disk as well; False if the disk may still remember some after a restart."""
+        return self._scheduler is None or self._scheduler.reset()
 
     # Worker.
 

@@ -142,26 +142,41 @@ def _platform() -> dict[str, Any]:
 
 
 def _weights(vllm_config: Any) -> Any:
-    """Return what tells this model's weights from others of the same name."""
+    """Return what tells this model's weights from others of the same name.
+
+    Raises UnsupportedError if nothing does.
+    """
     model = vllm_config.model_config
     if str(vllm_config.load_config.load_format) == "dummy":
         return {"dummy_seed": model.seed}
-    folder = Path(str(model.model))
-    if not folder.is_dir():
-        return {"commit": _cached_commit(str(model.model), model.revision)}
-    files = []
-    for path in sorted(folder.iterdir()):
+    place = Path(str(model.model))
+    files = [place] if place.is_file() else sorted(place.iterdir()) if place.is_dir() else []
+    weights = []
+    for path in files:
         if path.suffix in _WEIGHT_SUFFIXES and path.is_file():
             facts = path.stat()
-            files.append([path.name, facts.st_size, facts.st_mtime_ns])
-    return {"files": files}
+            weights.append([path.name, facts.st_size, facts.st_mtime_ns])
+    if weights:
+        return {"files": weights}
+    commit = None if place.exists() else _cached_commit(str(model.model), model.revision)
+    if commit is None:
+        raise UnsupportedError(
+            f"nothing tells the weights of {model.model} from later ones of the same name: "
+            "give a local folder or a model of the Hugging Face hub"
+        )
+    return {"commit": commit}
 
 
 def _cached_commit(name: str, revision: str | None) -> str | None:
     """Return the commit of a model in the hub's local cache; its snapshot folder is named by it."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        # Not a name of the hub: an object store's URL, a quantised variant.
+        return None
     return Path(found).parent.name if isinstance(found, str) else None
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tutti_engine import LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine import LoadPlan, StorePlan
+from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 
 __all__ = ["RequestLoad", "StepOrders", "StepReport"]
@@ -42,7 +43,7 @@ class StepOrders:
 class StepReport:
     """Plans that ended, by rank, and for a rank that cannot use its KV cache at all the reason."""
 
-    results: dict[int, tuple[LoadResult | StoreResult, ...]] = field(default_factory=dict)
+    results: dict[int, tuple[Result, ...]] = field(default_factory=dict)
     unusable: dict[int, str] = field(default_factory=dict)
 
     def merge(self, other: StepReport) -> StepReport:

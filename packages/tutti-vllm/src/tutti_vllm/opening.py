@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tutti_engine import Geometry, StorageBackend, TuttiEngine, TuttiError
+from tutti_engine import TuttiEngine, TuttiError
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_roots import prepare_directory
 from tutti_vllm.compat import check_vllm
@@ -72,35 +73,37 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
     return side
 
 
-def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | None:
-    """Make a worker's side; None if the model is not supported."""
+def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide:
+    """Make a worker's side; one that only says what is wrong if the KV cache cannot be used."""
     settings = read_settings(vllm_config)
-    try:
-        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-    except TuttiError as error:
-        # The scheduler's side finds the same and says it.
-        if settings.strict:
-            raise StartupError(error) from None
-        return None
-    rank = _rank()
+    rank = 0
 
-    def open_backend(layout: StoreLayout) -> StorageBackend:
+    def open_engine(layout: StoreLayout) -> TuttiEngine:
         from tutti_engine.backends.local import LocalStoreBackend
 
-        return LocalStoreBackend(layout, rank)
+        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+        return TuttiEngine(geometry, backend=LocalStoreBackend(layout, rank), rank=rank)
 
-    return WorkerSide(geometry, rank, open_backend)
+    with _reasons(settings) as reasons:
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        rank = int(get_tensor_model_parallel_rank())
+        make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+    side = WorkerSide(rank, open_engine)
+    if reasons:
+        side.refuse(reasons[0])
+    return side
 
 
 def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
     """Work out where the pages of every layer lie."""
-    import tutti_kv_kernels as kernels
-    from tutti_engine.movers.kernels import KernelMover
-
     settings = read_settings(vllm_config)
-    group = kv_cache_config.kv_cache_groups[0]
-    geometry: Geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-    try:
+    with _reasons(settings) as reasons:
+        import tutti_kv_kernels as kernels
+        from tutti_engine.movers.kernels import KernelMover
+
+        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+        names = kv_cache_config.kv_cache_groups[0].layer_names
         layouts = [
             kernels.PagedLayout.from_kv_cache(
                 kv_caches[name],
@@ -109,14 +112,26 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
                 num_blocks=kv_cache_config.num_blocks,
                 layer_name=name,
             )
-            for name in group.layer_names
+            for name in names
         ]
-    except (kernels.LayoutError, KeyError) as error:
+        side.register(KernelMover([kernels.storage_bytes(kv_caches[name]) for name in names], layouts))
+    if reasons:
+        side.refuse(reasons[0])
+
+
+@contextlib.contextmanager
+def _reasons(settings: Settings) -> Iterator[list[str]]:
+    """Collect why a worker's part of the start-up failed.
+
+    End the process instead if the settings are strict.
+    """
+    reasons: list[str] = []
+    try:
+        yield reasons
+    except Exception as error:
         if settings.strict:
             raise StartupError(error) from None
-        side.refuse(f"KV cache layout: {error}")
-        return
-    side.register(KernelMover([kernels.storage_bytes(kv_caches[n]) for n in group.layer_names], layouts))
+        reasons.append(str(error) or repr(error))
 
 
 def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
@@ -129,17 +144,15 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
     store = LocalStore.open(
         settings.roots, namespace, geometry, ranks=ranks, capacity_bytes=settings.capacity_bytes
     )
-    engine = TuttiEngine(
-        geometry, chunk_ids=store.chunk_ids, records=store.records, journal=store.catalogue, ranks=ranks
-    )
-    hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
-    return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=store.close)
-
-
-def _rank() -> int:
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-    return int(get_tensor_model_parallel_rank())
+    try:
+        engine = TuttiEngine(
+            geometry, chunk_ids=store.chunk_ids, records=store.records, journal=store.catalogue, ranks=ranks
+        )
+        hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
+        return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=store.close)
+    except BaseException:
+        store.close()
+        raise
 
 
 def _refuse(settings: Settings, error: Exception) -> None:

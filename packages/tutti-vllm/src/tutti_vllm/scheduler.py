@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
+from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 
@@ -36,6 +37,10 @@ class _Tracked:
     # vLLM tells the local hit only when it asks for the external one.
     local_tokens: int = 0
     next_store_chunk: int = 0
+    # After a load that failed the rest is computed: asking again might fail again, without end.
+    loads: bool = True
+    # After a reset nobody knows whether what was computed before is still right.
+    stores: bool = True
 
 
 class SchedulerSide:
@@ -65,6 +70,7 @@ class SchedulerSide:
         self._close = close
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[RequestLoad] = []
+        self._loading: dict[int, str] = {}
         self._broken: str | None = None
 
     @property
@@ -87,7 +93,7 @@ class SchedulerSide:
         ``local_tokens``, so vLLM may ask as often as it likes.
         """
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or self._broken is not None:
+        if tracked is None or not tracked.loads or self._broken is not None:
             return 0
         tracked.local_tokens = local_tokens
         first = local_tokens // self._chunk_tokens
@@ -123,6 +129,8 @@ class SchedulerSide:
             # The tokens were promised: the workers have to report them as failed.
             logger.warning("Tutti: a load could not be planned, its tokens are computed again: %s", error)
             plan = None
+        if plan is not None:
+            self._loading[plan.plan_id] = request.request_id
         self._loads.append(RequestLoad(request.request_id, wanted, plan))
 
     def build_orders(
@@ -152,10 +160,11 @@ class SchedulerSide:
         """Take what the workers say has ended."""
         for rank, results in report.results.items():
             for result in results:
-                if isinstance(result, LoadResult):
-                    self._engine.complete_load(result)
-                else:
-                    self._engine.complete_store(rank, result)
+                try:
+                    self._take(rank, result)
+                except Exception:
+                    # Not a reason to lose the other results, which pins and places wait for.
+                    logger.exception("Tutti: a report of rank %d could not be taken.", rank)
         for rank, reason in report.unusable.items():
             if self._broken is None:
                 self._broken = reason
@@ -167,16 +176,26 @@ class SchedulerSide:
         """Whether a store is still to be reported, so that the engine must go on stepping."""
         return self._engine.planner.pending_stores > 0
 
-    def reset(self) -> None:
-        """Forget every chunk."""
-        self._engine.reset()
+    def reset(self) -> bool:
+        """Forget every chunk; return whether that is durable."""
         for tracked in self._tracked.values():
-            tracked.next_store_chunk = 0
+            tracked.stores = False
+        return self._engine.reset()
 
     def shutdown(self) -> None:
         """Close the store."""
         close, self._close = self._close, lambda: None
         close()
+
+    def _take(self, rank: int, result: Result) -> None:
+        if not isinstance(result, LoadResult):
+            self._engine.take(rank, result)
+            return
+        tracked = self._tracked.get(self._loading.get(result.plan_id, ""))
+        if tracked is not None and result.failed:
+            tracked.loads = False
+        if self._engine.complete_load(result):
+            self._loading.pop(result.plan_id, None)
 
     def _plan_stores(
         self,
@@ -185,12 +204,21 @@ class SchedulerSide:
         block_ids_of: Callable[[str], Sequence[int] | None],
     ) -> tuple[StorePlan, ...]:
         candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
+        prefixes = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is not None:
-                sure = tokens - len(draft_tokens.get(request_id, ()))
-                candidates += self._completed_chunks(tracked, sure, block_ids_of)
-        plan = self._engine.plan_store(candidates) if candidates else None
+            if tracked is None or not tracked.stores:
+                continue
+            sure = tokens - len(draft_tokens.get(request_id, ()))
+            completed = self._completed_chunks(tracked, sure, block_ids_of)
+            if completed:
+                candidates += completed
+                prefixes.append(
+                    keys_from_block_hashes(
+                        tracked.request.block_hashes, self._hashes_per_chunk, stop=tracked.next_store_chunk
+                    )
+                )
+        plan = self._engine.plan_store(candidates, prefixes) if candidates else None
         return () if plan is None else (plan,)
 
     def _completed_chunks(

@@ -7,17 +7,8 @@ import errno
 import logging
 from collections.abc import Callable
 
-from tutti_engine import (
-    SKIP_BLOCK,
-    Geometry,
-    LoadPlan,
-    LoadResult,
-    Mover,
-    StorageBackend,
-    StorePlan,
-    StoreResult,
-    TuttiEngine,
-)
+from tutti_engine import SKIP_BLOCK, LoadPlan, LoadResult, Mover, StorePlan, StoreResult, TuttiEngine
+from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 
@@ -32,29 +23,22 @@ class WorkerSide:
     The store is opened with the first orders that need it: only the scheduler knows whether it may be used.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        rank: int,
-        open_backend: Callable[[StoreLayout], StorageBackend],
-    ) -> None:
+    def __init__(self, rank: int, open_engine: Callable[[StoreLayout], TuttiEngine]) -> None:
         """Make a worker's side.
 
         Args:
-            geometry: shape of this rank's chunks.
             rank: this rank's number in the store.
-            open_backend: opens this rank's part of a store.
+            open_engine: makes an engine on this rank's part of a store, ready to be bound.
         """
-        self._geometry = geometry
         self._rank = rank
-        self._open_backend = open_backend
+        self._open_engine = open_engine
         self._mover: Mover | None = None
         self._engine: TuttiEngine | None = None
         self._unusable: str | None = None
         self._orders = StepOrders()
         self._waiting: dict[int, RequestLoad] = {}
-        self._refused: list[LoadResult | StoreResult] = []
-        self._results: list[LoadResult | StoreResult] = []
+        self._refused: list[Result] = []
+        self._results: list[Result] = []
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
 
@@ -146,7 +130,7 @@ class WorkerSide:
         if self._engine is None:
             if self._mover is None or layout is None:
                 raise RuntimeError("the KV cache of this rank is not registered")
-            engine = TuttiEngine(self._geometry, backend=self._open_backend(layout), rank=self._rank)
+            engine = self._open_engine(layout)
             engine.bind(self._mover)
             self._engine = engine
         return self._engine

@@ -183,6 +183,17 @@ def test_other_weights_under_the_same_name_have_another_store(folder):
     assert digest(server(folder)) != here
 
 
+@pytest.mark.parametrize("name", ["s3://bucket/model", "org/name:Q4_K_M", "org/never-downloaded"])
+def test_weights_that_nothing_tells_apart_are_refused(name):
+    with pytest.raises(UnsupportedError, match="nothing tells the weights"):
+        digest(server(name))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match="nothing tells the weights"):
+        digest(server(tmp_path))
+
+
 def test_random_weights_differ_by_their_seed(folder):
     one = server(folder, load_format="dummy", seed=1)
     assert digest(one) != digest(server(folder, load_format="dummy", seed=2))

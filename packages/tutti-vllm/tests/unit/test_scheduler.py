@@ -210,14 +210,52 @@ def test_an_idle_engine_goes_on_until_stores_are_reported(rig):
     assert not rig.side.has_pending_stores()
 
 
-def test_a_failed_load_is_not_promised_again(rig):
-    rig.cached(256)
-    request = rig.add("r", 300)
+def failing_load(rig, request, **how):
     rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
     plan = rig.step({}).loads[0].plan
-    rig.side.take_report(StepReport({0: (LoadResult(plan.plan_id, (1,), errno.EBADMSG),)}))
-    assert rig.side.matched_tokens(request, 0) == 64
+    rig.side.take_report(StepReport({0: (LoadResult(plan.plan_id, (1,), **how),)}))
+
+
+def test_after_a_failed_load_the_request_is_computed_and_the_chunk_is_gone(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    failing_load(rig, request, errno=errno.EBADMSG)
+    assert rig.side.matched_tokens(request, 0) == 0
+    assert rig.side.matched_tokens(rig.add("s", 300), 0) == 64
     assert rig.engine.planner.pending_loads == 0
+
+
+def test_a_load_that_was_not_tried_leaves_its_chunk_to_others(rig):
+    rig.cached(256)
+    request = rig.add("r", 300)
+    failing_load(rig, request, errno=errno.ECANCELED, untried=(1,))
+    assert rig.side.matched_tokens(request, 0) == 0, "or it would ask for ever"
+    assert rig.side.matched_tokens(rig.add("s", 300), 0) == 256
+
+
+def test_what_was_computed_before_a_reset_is_not_stored_after_it(rig):
+    request = rig.add("r", 128)
+    rig.confirm(rig.step([("r", 64)]))
+    assert rig.side.reset()
+    request.num_computed_tokens = 64
+    assert rig.step([("r", 64)]).stores == ()
+    rig.add("s", 128)
+    assert len(rig.step([("s", 128)]).stores[0].transfers) == 2
+
+
+def test_a_report_that_cannot_be_taken_does_not_lose_the_others(rig, monkeypatch):
+    rig.cached(256)
+    requests = [rig.add(name, 300) for name in "ab"]
+    for request in requests:
+        rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+    plans = [load.plan for load in rig.step({}).loads]
+    complete = rig.engine.complete_load
+    bad = plans[0].plan_id
+    monkeypatch.setattr(
+        rig.engine, "complete_load", lambda result: 1 / 0 if result.plan_id == bad else complete(result)
+    )
+    rig.side.take_report(StepReport({0: tuple(LoadResult(plan.plan_id) for plan in plans)}))
+    assert rig.engine.planner.pending_loads == 1
 
 
 def test_a_rank_that_cannot_use_its_cache_ends_promises_and_stores(rig):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan
+from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store_layout import StoreLayout
@@ -27,11 +27,15 @@ def load_order(request_id, plan_id, chunk_id, blocks, sums):
     return RequestLoad(request_id, tuple(b for b in blocks if b != SKIP_BLOCK), plan)
 
 
+def engine():
+    backend = MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
+    return TuttiEngine(GEOMETRY, backend=backend)
+
+
 class Rig:
-    def __init__(self, open_backend=None):
+    def __init__(self, open_engine=None):
         self.pages = [bytearray(16 * 4096) for _ in range(2)]
-        self.backend = MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
-        self.side = WorkerSide(GEOMETRY, 0, open_backend or (lambda layout: self.backend))
+        self.side = WorkerSide(0, open_engine or (lambda layout: engine()))
         self.side.register(PlainMover(GEOMETRY, [memoryview(p) for p in self.pages]))
 
     def step(self, orders=NOTHING):
@@ -103,13 +107,13 @@ def test_a_load_without_a_plan_fails_at_once(rig):
 def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):
     doors = []
 
-    def open_backend(layout):
+    def open_engine(layout):
         doors.append(layout)
         if len(doors) == 1:
             raise OSError(errno.EROFS, "read-only")
-        return MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
+        return engine()
 
-    rig = rig(open_backend)
+    rig = rig(open_engine)
     order = load_order("r", 2, 0, (4, 5), bytes(16))
     received, bad, report = rig.step(StepOrders(LAYOUT, loads=(order,)))
     assert (received, bad) == ({"r"}, {4, 5})
