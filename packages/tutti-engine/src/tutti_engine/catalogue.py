@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from tutti_engine import catalogue_file as file
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
-from tutti_engine.catalogue_record import Record, as_records, as_row, check_record
+from tutti_engine.catalogue_record import Record, as_records, as_row, checked
 from tutti_engine.errors import CatalogueError
 
 __all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
@@ -169,9 +169,9 @@ class Catalogue:
     def put(self, record: Record) -> None:
         """Queue one record, replacing those with its key or slot. Dropped and counted when the queue is full.
 
-        Raises ValueError for a record that no table could hold.
+        A ``last_used`` out of range is clamped. Raises ValueError for a record that no table could hold.
         """
-        check_record(record)
+        record = checked(record)
         with self._changed:
             if self._closing or self._queued_puts >= MAX_QUEUED_PUTS:
                 self._dropped_puts += 1
@@ -197,7 +197,7 @@ class Catalogue:
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that chunks were used now. May be lost."""
-        now = int(time.time())
+        now = max(0, int(time.time()))
         with self._changed:
             for key in keys:
                 if len(self._touched) < MAX_QUEUED_TOUCHES or key in self._touched:

@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 from tutti_engine.catalogue_file import MAX_KEY_BYTES
 
-__all__ = ["Record", "as_records", "as_row", "check_record"]
+__all__ = ["MAX_NUMBER", "Record", "as_records", "as_row", "checked"]
 
 INT64_MAX = (1 << 63) - 1
+
+MAX_NUMBER = 1 << 62
+"""Largest generation and time that are believed: a larger one is damage, and whoever counts on from there
+would soon pass what a column holds."""
 
 
 class Record(NamedTuple):
@@ -32,19 +36,23 @@ class Record(NamedTuple):
     last_used: int
 
 
-def check_record(record: Record) -> None:
-    """Raise ValueError for a record that the table could not hold:
+def checked(record: Record) -> Record:
+    """Return a record that the table can hold. A clock that is off is no error: its time is clamped.
 
-    Refused early, it cannot block a commit.
+    Raises ValueError for any other value out of range: refused early, it cannot block a commit.
     """
     if not isinstance(record.key, bytes) or not 1 <= len(record.key) <= MAX_KEY_BYTES:
         raise ValueError(f"key {record.key!r} must be 1 to {MAX_KEY_BYTES} bytes")
-    for name in ("slot", "generation", "last_used"):
+    for name in ("slot", "generation"):
         value = getattr(record, name)
         if not isinstance(value, int) or not 0 <= value <= INT64_MAX:
             raise ValueError(f"{name} must be a whole number from 0 to 2**63 - 1, not {value!r}")
+    if not isinstance(record.last_used, int):
+        raise ValueError(f"last_used must be a whole number, not {record.last_used!r}")
     if not record.checksums or len({len(part) for part in record.checksums}) != 1:
         raise ValueError(f"checksums {record.checksums!r} must be equally many bytes for each rank")
+    used = min(max(record.last_used, 0), MAX_NUMBER)
+    return record if used == record.last_used else record._replace(last_used=used)
 
 
 def split(checksums: bytes, ranks: int) -> tuple[bytes, ...]:

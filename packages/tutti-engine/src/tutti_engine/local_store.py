@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
-from tutti_engine.catalogue_file import reserved_bytes
+from tutti_engine.catalogue_file import MAX_KEY_BYTES, reserved_bytes
+from tutti_engine.catalogue_record import MAX_NUMBER
 from tutti_engine.errors import CatalogueError, GeometryError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
@@ -223,10 +224,11 @@ def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
     if gone:
         log.info("%s: %d chunks have no place in the smaller store", layout.directories[0], gone)
     bad = catalogue.drop_rows(
-        "typeof(key) <> 'blob' OR length(key) NOT BETWEEN 1 AND 64 OR typeof(generation) <> 'integer'"
-        " OR typeof(last_used) <> 'integer' OR ranks <> ?"
-        " OR typeof(checksums) <> 'blob' OR length(checksums) <> ?",
-        (ranks, ranks * layout.num_layers * CHECKSUM_BYTES),
+        "typeof(key) <> 'blob' OR length(key) NOT BETWEEN 1 AND ?"
+        " OR typeof(generation) <> 'integer' OR generation NOT BETWEEN 0 AND ?"
+        " OR typeof(last_used) <> 'integer' OR last_used NOT BETWEEN 0 AND ?"
+        " OR ranks <> ? OR typeof(checksums) <> 'blob' OR length(checksums) <> ?",
+        (MAX_KEY_BYTES, MAX_NUMBER, MAX_NUMBER, ranks, ranks * layout.num_layers * CHECKSUM_BYTES),
     )
     if bad:
         log.warning("%s: %d damaged rows are dropped", layout.directories[0], bad)

@@ -335,11 +335,20 @@ def test_no_place_for_a_database_is_an_error(tmp_path: Path) -> None:
         record(1 << 63),
         record(1, sums=()),
         record(1, sums=(b"12345678", b"1234")),
+        record(1)._replace(generation=-1),
+        record(1)._replace(last_used="now"),
     ],
 )
 def test_records_that_would_block_a_commit_are_refused(catalogue: Catalogue, bad: Record) -> None:
     with pytest.raises(ValueError, match="must be"):
         catalogue.put(bad)
+
+
+@pytest.mark.parametrize(("time", "kept"), [(-5, 0), (1 << 80, 1 << 62)])
+def test_time_of_a_clock_that_is_off_is_clamped(catalogue: Catalogue, time: int, kept: int) -> None:
+    catalogue.put(record(1)._replace(last_used=time))
+    assert catalogue.flush(10)
+    assert [found.last_used for found in catalogue.records()] == [kept]
 
 
 def test_other_processes_read_beside_the_owner_and_after_it(catalogue: Catalogue, path: Path) -> None:

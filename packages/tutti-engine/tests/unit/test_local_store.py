@@ -307,7 +307,19 @@ def test_drive_that_is_not_mounted_starts_empty(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize(
     "column",
-    ["slot = -1", "slot = 8", "checksums = x'00'", "ranks = 2", "key = 'text'", "last_used = 'never'"],
+    [
+        "slot = -1",
+        "slot = 8",
+        "checksums = x'00'",
+        "ranks = 2",
+        "key = 'text'",
+        "last_used = 'never'",
+        "last_used = -1",
+        "last_used = 9223372036854775807",
+        "generation = -1",
+        "generation = 9223372036854775807",
+        "generation = 4611686018427387905",
+    ],
 )
 def test_rows_that_no_planner_wrote_are_dropped_and_counted(column: str, tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
