@@ -42,6 +42,7 @@ class SpyRuntime:
         self.reject: Judge = lambda request: 0
         self.fail: Judge = lambda request: 0
         self.holding = False
+        self.submits_left: int | None = None
         self.log: list[np.void] = []
         self.abandoned: list[int] = []
         self._batches: dict[int, np.ndarray] = {}
@@ -58,6 +59,10 @@ class SpyRuntime:
 
     def submit(self, requests: np.ndarray) -> tutti_runtime.SubmitResult:
         assert len(requests) <= 5
+        if self.submits_left is not None:
+            if self.submits_left == 0:
+                raise tutti_runtime.RuntimeClosedError("closed meanwhile")
+            self.submits_left -= 1
         errors = np.array([self.reject(request) for request in requests], np.int32)
         accepted = errors == 0
         handle = None
@@ -239,6 +244,45 @@ def test_rejection_for_another_reason_is_a_failure_of_its_segment(start: Callabl
         bench.fill(slot, slot)
     batch = bench.batch([(0, 3), (2, 0), (0, 0)], range(3))
     assert bench.finish(bench.backend.write_segments(batch)) == [0, errno.EBADF, 0]
+
+
+@pytest.mark.parametrize("submits", [0, 1, 2])
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_segments_that_meet_a_closed_runtime_never_count_as_done(
+    submits: int, direction: str, start: Callable
+) -> None:
+    bench, spy = start(max_io=SEGMENT)  # a request a segment, and so two submits of five
+    spy.submits_left = submits
+    count = 8
+    move = bench.backend.write_segments if direction == "write" else bench.backend.read_segments
+    handle = move(bench.batch(bench.segments[:count], range(count)))
+    assert handle.wait(time.monotonic() + 10)
+    if direction == "read" and submits == 2:
+        assert handle.status() == [0] * count, "all of it was read before"
+    else:
+        # Of a batch of writes that is never flushed not even the written part is durable.
+        assert handle.status() == [errno.ECANCELED] * count
+    assert bench.backend.wait_idle(time.monotonic())
+
+
+def test_batch_of_a_closed_runtime_waits_for_what_is_still_in_flight(start: Callable) -> None:
+    bench, spy = start(max_io=SEGMENT)
+    spy.submits_left, spy.holding = 1, True
+    handle = bench.backend.write_segments(bench.batch(bench.segments[:8], range(8)))
+    assert not handle.wait(time.monotonic() + 0.05), "its slots may still be read"
+    spy.holding = False
+    assert handle.wait(time.monotonic() + 10)
+    assert handle.status() == [errno.ECANCELED] * 8
+
+
+def test_batch_begun_on_a_runtime_that_is_shut_down_is_cancelled(layout: StoreLayout) -> None:
+    backend = LocalStoreBackend(layout, 0)
+    bench = Bench(backend, CHUNKS, LAYERS, HostWindow(2 * CHUNKS * LAYERS, SEGMENT))
+    backend.runtime.shutdown(10)
+    handle = backend.write_segments(bench.batch(bench.segments[:4], range(4)))
+    assert handle.wait(time.monotonic() + 10)
+    assert handle.status() == [errno.ECANCELED] * 4
+    backend.shutdown()
 
 
 def test_io_past_its_deadline_keeps_its_slots(start: Callable) -> None:

@@ -109,9 +109,7 @@ class Transfer:
         """End the batch because the runtime has ended and touches its memory no more."""
         with self._lock:
             if not self._done:
-                self._note(range(len(self._segments)), errno.ECANCELED)
-                self._todo, self._active = [], []
-                self._end()
+                self._give_up_all()
 
     def handles(self) -> list[int]:
         """Return the runtime's handles of what is in flight."""
@@ -129,8 +127,11 @@ class Transfer:
                 else:
                     self._backend.wait_for_room(min(patience, ROOM_PAUSE))
         except self._backend.closed_error:
-            # Shutdown is under way in another thread; it cancels this batch once nothing moves any more.
-            if patience:
+            if not self._active:
+                # Nothing of this batch is in flight, and no more of it will be.
+                self._give_up_all()
+            elif patience:
+                # Shutdown is under way in another thread; it cancels this batch once nothing moves any more.
                 self._backend.wait_for_room(min(patience, ROOM_PAUSE))
 
     def _advance(self, patience: float) -> None:
@@ -145,15 +146,22 @@ class Transfer:
     def _submit(self) -> None:
         waiting, self._todo = self._todo, []
         expired = self._expired()
-        for requests in waiting:
-            if expired:
-                # Nothing was done for segments without room; written ones were done, but not made durable.
-                code = errno.ETIMEDOUT if self._flushing else errno.EAGAIN
-                self._fail(requests, [code] * len(requests))
-                continue
-            limit = self._backend.max_batch_requests
-            for start in range(0, len(requests), limit):
-                self._submit_some(requests.take(slice(start, start + limit)))
+        limit = self._backend.max_batch_requests
+        try:
+            while waiting:
+                if expired:
+                    # Nothing was done for segments without room; written ones were done, but not made
+                    # durable.
+                    requests = waiting.pop(0)
+                    code = errno.ETIMEDOUT if self._flushing else errno.EAGAIN
+                    self._fail(requests, [code] * len(requests))
+                    continue
+                requests = waiting[0]
+                self._submit_some(requests.take(slice(0, limit)))
+                waiting[:1] = [requests.take(slice(limit, None))] if len(requests) > limit else []
+        finally:
+            # What a closed runtime did not take is still to do: without it the batch would look finished.
+            self._todo = waiting + self._todo
 
     def _submit_some(self, requests: Requests) -> None:
         result = self._backend.runtime.submit(requests.array)
@@ -220,6 +228,15 @@ class Transfer:
                 self._todo = [self._backend.flushes(touched)]
                 self._submit()
                 return
+        self._end()
+
+    def _give_up_all(self) -> None:
+        """End a batch of which nothing moves any more.
+
+        None of its segments counts as done: writes without a flush are not durable.
+        """
+        self._note(range(len(self._segments)), errno.ECANCELED)
+        self._todo, self._active = [], []
         self._end()
 
     def _end(self) -> None:
