@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -405,7 +406,8 @@ def reading(directory: Path | str) -> Any:
     # Without a log nobody has the store open, and a reader need not make one to read.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     try:
-        connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=5.0)
+        # Names of files are bytes, and need not be text.
+        connection = sqlite3.connect(f"file:{quote(os.fsencode(path))}?{mode}", uri=True, timeout=5.0)
         try:
             yield connection
         finally:

@@ -373,6 +373,19 @@ def test_other_processes_read_beside_the_owner_and_after_it(catalogue: Catalogue
     assert sorted(path.parent.iterdir()) == files, "reading leaves nothing behind"
 
 
+@pytest.mark.parametrize("name", [b"not-utf-8-\xff", "ü–☃".encode(), b"per%41cent", b"q?x#y&mode=rw"])
+def test_store_below_any_name_can_be_read(name: bytes, tmp_path: Path) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    directory.mkdir()
+    catalogue = Catalogue.open(directory / CATALOGUE_NAME, layout_facts=FACTS)
+    catalogue.put(record(1))
+    catalogue.add("hits", 2)
+    assert catalogue.flush(10)
+    assert resident_chunks(directory) == 1
+    catalogue.close()
+    assert (resident_chunks(directory), read_counters(directory)) == (1, {"hits": 2})
+
+
 def test_reading_nothing_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match="cannot read"):
         read_counters(tmp_path)
