@@ -373,7 +373,7 @@ def test_other_processes_read_beside_the_owner_and_after_it(catalogue: Catalogue
     assert sorted(path.parent.iterdir()) == files, "reading leaves nothing behind"
 
 
-@pytest.mark.parametrize("name", [b"not-utf-8-\xff", "ü–☃".encode(), b"per%41cent", b"q?x#y&mode=rw"])
+@pytest.mark.parametrize("name", [b"not-utf-8-\xff", "ü☃".encode(), b"per%41cent", b"q?x#y&mode=rw"])
 def test_store_below_any_name_can_be_read(name: bytes, tmp_path: Path) -> None:
     directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
     directory.mkdir()
