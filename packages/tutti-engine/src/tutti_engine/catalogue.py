@@ -104,8 +104,9 @@ class Catalogue:
         """Open or create the database ``path``.
 
         A file that is damaged, of another schema or no catalogue at all is renamed to ``<path>.damaged-<n>``
-        and an empty one takes its place. Other ``layout_facts`` (JSON values) than last time drop every row
-        and all of ``meta``: the data lies elsewhere now. Each says so in one log line.
+        and an empty one takes its place; earlier ones of that name are removed. Other ``layout_facts`` (JSON
+        values) than last time drop every row and all of ``meta``: the data lies elsewhere now. Each says so in
+        one log line.
 
         Raises CatalogueError when no database can be had there: no room, no permission.
         """

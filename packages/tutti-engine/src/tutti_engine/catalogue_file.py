@@ -178,17 +178,38 @@ def open_or_replace(path: Path) -> sqlite3.Connection:
         return connect(path)
 
 
+def set_aside_numbers(path: Path) -> dict[int, list[Path]]:
+    """Return the files of catalogues that were set aside, by their number; the highest is the newest."""
+    found: dict[int, list[Path]] = {}
+    for each in path.parent.iterdir():
+        prefix, _, rest = each.name.rpartition(".damaged-")
+        number = rest.removesuffix("-wal").removesuffix("-shm")
+        if prefix == path.name and number.isascii() and number.isdigit():
+            found.setdefault(int(number), []).append(each)
+    return found
+
+
 def set_aside(path: Path) -> Path:
-    """Rename the database and its side files to the first free ``.damaged-<n>`` and return the new name."""
-    number = 1
-    while any(os.path.lexists(f"{path}.damaged-{number}{tail}") for tail in ("", "-wal", "-shm")):
-        number += 1
-    aside = Path(f"{path}.damaged-{number}")
+    """Rename the database and its side files to ``<path>.damaged-<n>``, the next number; return the new name.
+
+    Earlier ones are removed: each costs room of the store, and the newest tells enough.
+    """
+    aside = Path(f"{path}.damaged-{max(set_aside_numbers(path), default=0) + 1}")
     # The log goes first: a crash in between must not leave it beside a new database.
     for tail in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             Path(f"{path}{tail}").rename(f"{aside}{tail}")
+    remove_set_aside(path, keep=1)
     return aside
+
+
+def remove_set_aside(path: Path, *, keep: int) -> None:
+    """Remove the set-aside catalogues of ``path`` but for the newest ``keep``; what cannot go stays."""
+    found = set_aside_numbers(path)
+    for number in sorted(found, reverse=True)[keep:]:
+        for each in found[number]:
+            with contextlib.suppress(OSError):
+                each.unlink()
 
 
 @contextlib.contextmanager

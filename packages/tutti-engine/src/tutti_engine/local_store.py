@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
-from tutti_engine.catalogue_file import MAX_KEY_BYTES, reserved_bytes
+from tutti_engine.catalogue_file import MAX_KEY_BYTES, remove_set_aside, reserved_bytes
 from tutti_engine.catalogue_record import MAX_NUMBER
 from tutti_engine.errors import CatalogueError, GeometryError
 from tutti_engine.geometry import Geometry
@@ -74,8 +74,24 @@ def chunks_that_fit(capacity_bytes: int, *, geometry: Geometry, ranks: int, root
     return low
 
 
+def bound_set_aside(directories: Sequence[Path], limit: int) -> int:
+    """Remove set-aside catalogues but for the newest, and that one too above ``limit`` bytes.
+
+    Returns the bytes that what is kept occupies.
+    """
+    for directory in directories:
+        remove_set_aside(directory / CATALOGUE_NAME, keep=1)
+    used = set_aside_bytes(directories)
+    if used <= limit:
+        return used
+    log.warning("%s: a set-aside catalogue of %d bytes is removed to make room", directories[0], used)
+    for directory in directories:
+        remove_set_aside(directory / CATALOGUE_NAME, keep=0)
+    return set_aside_bytes(directories)
+
+
 def set_aside_bytes(directories: Sequence[Path]) -> int:
-    """Return what earlier damaged catalogues still occupy; nobody but their user deletes them."""
+    """Return what earlier damaged catalogues still occupy."""
     pattern = f"{CATALOGUE_NAME}.damaged-*"
     return sum(path.lstat().st_blocks * 512 for each in directories for path in each.glob(pattern))
 
@@ -118,7 +134,8 @@ class LocalStore:
         """Open ``<root>/<namespace digest>`` in every root, making what is missing; own it until ``close``.
 
         Another list of roots, shape or number of ranks than last time starts empty; a larger or smaller
-        capacity keeps the chunks that still have a place. ``capacity_bytes`` bounds all roots together.
+        capacity keeps the chunks that still have a place. ``capacity_bytes`` bounds all roots together, the
+        newest catalogue that was damaged and set aside included; older ones are removed.
 
         Raises:
             GeometryError: the capacity is below one chunk.
@@ -143,7 +160,8 @@ class LocalStore:
             catalogue = Catalogue.open(directories[0] / CATALOGUE_NAME, layout_facts=facts)
             stack.callback(catalogue.close)
             remove_stale_catalogues(directories[1:])
-            used = set_aside_bytes(directories)
+            room = capacity_bytes - bytes_needed(1, geometry=geometry, ranks=ranks, roots=len(roots))
+            used = bound_set_aside(directories, min(capacity_bytes // 4, room))
             num_chunks = chunks_that_fit(
                 capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots), used=used
             )

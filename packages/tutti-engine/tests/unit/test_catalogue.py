@@ -295,6 +295,20 @@ def test_unusable_file_is_kept_aside_and_replaced(
     damage(path)  # type: ignore[operator]
     assert reopened(path) == []
     assert path.with_name(f"{CATALOGUE_NAME}.damaged-2").exists()
+    assert not path.with_name(f"{CATALOGUE_NAME}.damaged-1").exists(), "the newest is enough"
+
+
+def test_only_the_newest_damaged_file_is_kept(path: Path) -> None:
+    other = path.with_name(f"{CATALOGUE_NAME}.damaged-by-me")
+    other.write_bytes(b"not ours")
+    for turn in range(12):
+        path.write_bytes(b"garbage %d" % turn)
+        Path(f"{path}-wal").write_bytes(b"log")
+        assert reopened(path) == []
+    aside = sorted(each.name for each in path.parent.glob("*.damaged-*") if each != other)
+    assert aside == [f"{CATALOGUE_NAME}.damaged-12", f"{CATALOGUE_NAME}.damaged-12-wal"]
+    assert path.with_name(aside[0]).read_bytes() == b"garbage 11"
+    assert other.exists()
 
 
 def test_log_of_a_damaged_file_goes_aside_with_it(path: Path) -> None:

@@ -347,6 +347,23 @@ def test_damaged_catalogue_starts_empty_and_its_copy_counts(
     assert path.with_name(f"{CATALOGUE_NAME}.damaged-1").stat().st_size == 100_000
 
 
+def test_damaged_catalogues_never_use_up_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_store(tmp_path) as store:
+        full = store.layout.num_chunks
+    path = store.directory / CATALOGUE_NAME
+    for number in range(1, 30):  # as stores left them that kept all
+        path.with_name(f"{CATALOGUE_NAME}.damaged-{number}").write_bytes(b"x" * 50_000)
+    with open_store(tmp_path) as store:
+        assert 0 < store.layout.num_chunks < full
+    assert [each.name for each in path.parent.glob("*.damaged-*")] == [f"{CATALOGUE_NAME}.damaged-29"]
+    assert not caplog.records
+    path.write_bytes(b"x" * capacity_for(8))
+    with open_store(tmp_path) as store:
+        assert store.layout.num_chunks == full
+    assert "removed to make room" in caplog.text
+    assert list(path.parent.glob("*.damaged-*")) == []
+
+
 def test_close_twice_does_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.close()
