@@ -105,8 +105,8 @@ class Catalogue:
 
         A file that is damaged, of another schema or no catalogue at all is renamed to ``<path>.damaged-<n>``
         and an empty one takes its place; earlier ones of that name are removed. Other ``layout_facts`` (JSON
-        values) than last time drop every row and all of ``meta``: the data lies elsewhere now. Each says so in
-        one log line.
+        values) than last time drop every row and all of ``meta``: the data lies elsewhere now. Each says so
+        in one log line.
 
         Raises CatalogueError when no database can be had there: no room, no permission.
         """

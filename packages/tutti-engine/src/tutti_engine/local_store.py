@@ -20,7 +20,14 @@ from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
 from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout, choose_chunks_per_file
-from tutti_engine.store_roots import NAMESPACE_FILE, prepare_roots, read_store_id, trim_files, write_private
+from tutti_engine.store_roots import (
+    NAMESPACE_FILE,
+    other_namespaces,
+    prepare_roots,
+    read_store_id,
+    trim_files,
+    write_private,
+)
 
 __all__ = ["LocalStore", "bytes_needed", "chunks_that_fit"]
 
@@ -135,7 +142,9 @@ class LocalStore:
 
         Another list of roots, shape or number of ranks than last time starts empty; a larger or smaller
         capacity keeps the chunks that still have a place. ``capacity_bytes`` bounds all roots together, the
-        newest catalogue that was damaged and set aside included; older ones are removed.
+        newest catalogue that was damaged and set aside included; older ones are removed. It bounds this
+        namespace alone: each model and configuration has its own directories, which nobody but the user
+        deletes. One log line tells of others in the same roots.
 
         Raises:
             GeometryError: the capacity is below one chunk.
@@ -170,6 +179,7 @@ class LocalStore:
             trim_files(layout, ranks)
             shrink_catalogue(catalogue, layout, ranks)
             write_namespace(layout, namespace)
+            tell_other_namespaces(directories, capacity_bytes)
             records = catalogue.records()
             return cls(layout, catalogue, records, dropped, stack.pop_all())
 
@@ -251,6 +261,21 @@ def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
     if bad:
         log.warning("%s: %d damaged rows are dropped", layout.directories[0], bad)
     return gone + bad
+
+
+def tell_other_namespaces(directories: Sequence[Path], capacity_bytes: int) -> None:
+    """Say in one line what else lies in the roots: it is not part of the capacity."""
+    count, size = other_namespaces(directories)
+    if count:
+        log.warning(
+            "%s: %d other stores in the same place occupy %d bytes. capacity_bytes (%d) is for each model and"
+            " configuration; directories that nobody uses any more (see their %s) can be deleted",
+            ", ".join(str(directory.parent) for directory in directories),
+            count,
+            size,
+            capacity_bytes,
+            NAMESPACE_FILE,
+        )
 
 
 def shrink_catalogue(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> None:

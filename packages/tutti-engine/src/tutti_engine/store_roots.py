@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine.errors import RootError
+from tutti_engine.namespace import DIGEST_BYTES
 from tutti_engine.store_layout import StoreLayout
 
 __all__ = [
     "NAMESPACE_FILE",
+    "other_namespaces",
     "prepare_directory",
     "prepare_roots",
     "read_store_id",
@@ -32,6 +34,7 @@ NAMESPACE_FILE = "namespace.json"
 
 RANK_DIRECTORY = re.compile(r"rank-(0|[1-9][0-9]*)")
 SEGMENT_FILE = re.compile(r"(0|[1-9][0-9]*)\.seg")
+NAMESPACE_DIRECTORY = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 
 def refuse(path: Path, why: str, number: int | None = None) -> RootError:
@@ -128,6 +131,58 @@ def read_store_id(directory: Path) -> str | None:
         return None
     store_id = document.get("store_id") if isinstance(document, dict) else None
     return store_id if isinstance(store_id, str) else None
+
+
+def other_namespaces(directories: Sequence[Path]) -> tuple[int, int]:
+    """Return how many other namespaces lie beside these directories, and the bytes on disk of their files.
+
+    Looks at what stores make and nothing else, follows no link and counts what it cannot read as nothing.
+    """
+    found: dict[str, int] = {}
+    for directory in directories:
+        for each in plain_entries(directory.parent):
+            name = each.name
+            if name != directory.name and NAMESPACE_DIRECTORY.fullmatch(name) and is_directory(each):
+                found[name] = found.get(name, 0) + namespace_bytes(Path(each))
+    return len(found), sum(found.values())
+
+
+def namespace_bytes(directory: Path) -> int:
+    """Return what one namespace's catalogue, side files and segments occupy in one root."""
+    total = 0
+    for each in plain_entries(directory):
+        if not is_directory(each):
+            total += occupied(each)
+        elif RANK_DIRECTORY.fullmatch(each.name):
+            total += sum(
+                occupied(file) for file in plain_entries(Path(each)) if SEGMENT_FILE.fullmatch(file.name)
+            )
+    return total
+
+
+def plain_entries(directory: Path) -> list[os.DirEntry[str]]:
+    """Return a directory's files and directories without links; nothing when it cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            return [each for each in entries if not each.is_symlink()]
+    except OSError:
+        return []
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory itself."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def occupied(entry: os.DirEntry[str]) -> int:
+    """Return the bytes on disk of one file."""
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except OSError:
+        return 0
 
 
 def trim_files(layout: StoreLayout, ranks: int) -> None:

@@ -89,6 +89,33 @@ def test_namespaces_do_not_meet(tmp_path: Path) -> None:
         assert two.catalogue.records() == []
 
 
+def test_other_namespaces_in_the_roots_are_told_in_one_line_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roots = (tmp_path / "a", tmp_path / "b")
+    old = [Namespace({"model": "old", "version": version}) for version in range(3)]
+    for namespace in old:
+        capacity = capacity_for(8, roots=2)
+        with LocalStore.open(roots, namespace, GEOMETRY, ranks=1, capacity_bytes=capacity) as store:
+            for number in store.layout.files():
+                path = Path(store.layout.file_path(0, number))
+                path.parent.mkdir()
+                path.write_bytes(bytes(store.layout.file_bytes(number)))
+    (roots[0] / "holiday-photos").mkdir()
+    (roots[0] / "holiday-photos" / "beach.jpg").write_bytes(bytes(1 << 20))
+    (roots[1] / ("0" * 32)).symlink_to(roots[0] / "holiday-photos")
+    (roots[1] / ("1" * 32)).write_bytes(bytes(1 << 20))
+    directories = [root / namespace.digest for root in roots for namespace in old]
+    before = sorted(path for each in directories for path in each.rglob("*"))
+    used = sum(path.lstat().st_blocks * 512 for path in before if path.is_file())
+    caplog.clear()
+    with open_store(*roots):
+        assert len(caplog.records) == 1
+        assert f"3 other stores in the same place occupy {used} bytes" in caplog.text
+        assert "can be deleted" in caplog.text
+    assert sorted(path for each in directories for path in each.rglob("*")) == before
+
+
 def test_second_owner_is_refused_by_any_shared_root(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     with open_store(first, second):
