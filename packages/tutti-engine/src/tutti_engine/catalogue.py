@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -19,10 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 from tutti_engine import catalogue_file as file
+from tutti_engine.catalogue_connection import Connection, DamagedError
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
+from tutti_engine.catalogue_reading import read_counters, resident_chunks
 from tutti_engine.catalogue_record import Record, as_records, as_row, checked
 from tutti_engine.errors import CatalogueError
 
@@ -82,9 +82,9 @@ class Catalogue:
     and shown in ``last_error``; no caller sees an exception.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, meta: dict[str, Any]) -> None:
+    def __init__(self, path: Path, connection: Connection, meta: dict[str, Any]) -> None:
         self._path = path
-        self._connection = connection
+        self._connection: Connection | None = connection
         self._meta = meta
         self._changed = threading.Condition()
         self._queue: deque[Record | Removal] = deque()
@@ -119,7 +119,7 @@ class Catalogue:
             except BaseException:
                 connection.close()
                 raise
-        except (sqlite3.Error, OSError, file.DamagedError) as error:
+        except (sqlite3.Error, OSError, DamagedError) as error:
             raise CatalogueError(
                 f"cannot open the catalogue {path}: {error}; check space and permissions of {path.parent}"
             ) from error
@@ -132,7 +132,7 @@ class Catalogue:
         return self._call(self._read_records)
 
     def _read_records(self) -> list[Record]:
-        rows = self._connection.execute("SELECT * FROM chunks")
+        rows = self._database().execute("SELECT * FROM chunks")
         records: list[Record] = []
         collecting = gc.isenabled()
         # The collector would walk a million new tuples again and again, for half of the time.
@@ -152,7 +152,7 @@ class Catalogue:
 
     def set_meta(self, **values: Any) -> None:
         """Store JSON values durably, waiting for it. Raises CatalogueError when that fails."""
-        self._call(lambda: file.write_meta(self._connection, values))
+        self._call(lambda: file.write_meta(self._database(), values))
         self._meta.update(values)
 
     def drop_rows(self, condition: str, values: Sequence[Any] = ()) -> int:
@@ -160,11 +160,11 @@ class Catalogue:
 
         Raises CatalogueError when that fails.
         """
-        return self._call(lambda: file.delete_where(self._connection, condition, values))
+        return self._call(lambda: file.delete_where(self._database(), condition, values))
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, waiting for it. Raises CatalogueError."""
-        self._call(lambda: file.shrink(self._connection))
+        self._call(lambda: file.shrink(self._database()))
 
     # Changes.
 
@@ -301,8 +301,19 @@ class Catalogue:
             self._commit(batch)
             if closing and (self._failures or not self._queue):
                 break
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        self._disconnect()
+
+    def _database(self) -> Connection:
+        """Return the connection, opening the database anew if it was closed."""
+        if self._connection is None:
+            self._connection = file.connect(self._path)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
 
     def _has_work(self) -> bool:
         return bool(self._calls or self._closing or self._enqueued > self._committed)
@@ -340,10 +351,11 @@ class Catalogue:
         cleared: dict[int, list[int]] = {}
         try:
             if not batch.empty:
-                file.bound_log(self._connection, self._path)
-                with file.transaction(self._connection):
-                    cleared = self._apply(batch)
-        except (sqlite3.Error, OSError) as error:
+                connection = self._database()
+                file.bound_log(connection, self._path)
+                with file.transaction(connection):
+                    cleared = self._apply(connection, batch)
+        except Exception as error:  # whatever it was, later changes need the thread
             self._keep(batch, error)
             return
         with self._changed:
@@ -360,25 +372,26 @@ class Catalogue:
             self._committed = batch.upto
             self._changed.notify_all()
 
-    def _apply(self, batch: Batch) -> dict[int, list[int]]:
+    @staticmethod
+    def _apply(connection: Connection, batch: Batch) -> dict[int, list[int]]:
         """Write a batch in its order; return the slots that each ``clear`` found, by position."""
         cleared = {}
         for is_put, group in groupby(enumerate(batch.changes), lambda item: isinstance(item[1], Record)):
             if is_put:
-                file.put_rows(self._connection, (as_row(put) for _, put in group if isinstance(put, Record)))
+                file.put_rows(connection, (as_row(put) for _, put in group if isinstance(put, Record)))
                 continue
             for position, removal in group:
                 assert isinstance(removal, Removal)
                 if removal.slots is None:
-                    cleared[position] = file.delete_all(self._connection)
+                    cleared[position] = file.delete_all(connection)
                 else:
-                    file.delete_slots(self._connection, removal.slots)
-        file.touch_rows(self._connection, batch.touched)
-        file.add_counters(self._connection, batch.added)
+                    file.delete_slots(connection, removal.slots)
+        file.touch_rows(connection, batch.touched)
+        file.add_counters(connection, batch.added)
         return cleared
 
     def _keep(self, batch: Batch, error: Exception) -> None:
-        """Put back what a failed transaction held and open the database anew after some failures."""
+        """Put back what a failed transaction held and close the database after some failures."""
         with self._changed:
             for name, delta in batch.added.items():
                 self._added[name] = self._added.get(name, 0) + delta
@@ -388,46 +401,11 @@ class Catalogue:
         if self._failures == 1:
             log.warning("%s cannot be written (%s): new chunks are not kept until it can", self._path, error)
         if self._failures % REOPEN_AFTER == 0:
-            with contextlib.suppress(sqlite3.Error, OSError, file.DamagedError):
-                connection = file.connect(self._path)
-                self._connection.close()
-                self._connection = connection
+            # The next attempt opens it. Two connections would not do: opening has to close a descriptor.
+            self._disconnect()
 
     def _tell(self, on_durable: OnDurable, slots: Sequence[int]) -> None:
         try:
             on_durable(slots)
         except Exception:
             log.exception("%s: a callback failed; its %d slots may stay unused", self._path, len(slots))
-
-
-@contextlib.contextmanager
-def reading(directory: Path | str) -> Any:
-    """Open the catalogue of a store's directory for reading, beside its owner if there is one."""
-    path = Path(directory).absolute() / CATALOGUE_NAME
-    # Without a log nobody has the store open, and a reader need not make one to read.
-    mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
-    try:
-        # Names of files are bytes, and need not be text.
-        connection = sqlite3.connect(f"file:{quote(os.fsencode(path))}?{mode}", uri=True, timeout=5.0)
-        try:
-            yield connection
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
-
-
-def read_counters(directory: Path | str) -> dict[str, int]:
-    """Return the lifetime counters of the store in ``directory``, from any process.
-
-    Raises CatalogueError when there is no catalogue.
-    """
-    with reading(directory) as connection:
-        return dict(connection.execute("SELECT name, value FROM counters"))
-
-
-def resident_chunks(directory: Path | str) -> int:
-    """Return the number of chunks that the store in ``directory`` holds. Raises as ``read_counters`` does."""
-    with reading(directory) as connection:
-        count: int = connection.execute("SELECT count(*) FROM chunks").fetchone()[0]
-        return count

@@ -6,22 +6,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CATALOGUE_NAME", "MAX_COMMIT_OPERATIONS", "MAX_KEY_BYTES", "reserved_bytes"]
+from tutti_engine.catalogue_connection import Connection, DamagedError, connect_to_write
+
+__all__ = ["CATALOGUE_NAME", "MAX_COMMIT_OPERATIONS", "MAX_KEY_BYTES", "remove_set_aside", "reserved_bytes"]
 
 log = logging.getLogger(__name__)
 
 CATALOGUE_NAME = "catalogue.db"
-
-MAGIC = b"SQLite format 3\0"
-FORMAT_VERSIONS = (b"\1\1", b"\2\2")
-"""Bytes 18 and 19 of a database: written without and with a write-ahead log."""
 
 APPLICATION_ID = 0x54555454
 SCHEMA_VERSION = 1
@@ -36,6 +32,9 @@ MAX_COMMIT_OPERATIONS = 256
 
 MAX_KEY_BYTES = 64
 
+OPEN_PATIENCE = 5.0
+"""Seconds that a start waits for locks of other processes."""
+
 SCHEMA = (
     """CREATE TABLE chunks (
         slot INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, generation INTEGER NOT NULL,
@@ -43,10 +42,6 @@ SCHEMA = (
     "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
-
-
-class DamagedError(Exception):
-    """The file is no catalogue, or none that this version can read."""
 
 
 def reserved_bytes(num_chunks: int, checksum_bytes: int) -> int:
@@ -88,35 +83,13 @@ def is_systems(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith(SYSTEMS_ERRORS)
 
 
-def refuse_links(path: Path) -> None:
-    """Raise OSError if the database or one of its side files is anything but a plain file."""
-    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        try:
-            mode = name.lstat().st_mode
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(mode):
-            raise OSError(f"{name} is not a plain file; remove it")
-
-
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, patience: float = OPEN_PATIENCE) -> Connection:
     """Open ``path`` for writing and make the schema if the file is new.
 
-    Raises DamagedError for anything else than a sound catalogue, sqlite3.Error or OSError when the system
-    refuses.
+    Waits up to ``patience`` seconds for other processes' locks. Raises DamagedError for anything else than a
+    sound catalogue, sqlite3.Error or OSError when the system refuses.
     """
-    refuse_links(path)
-    # SQLite would create the file with the umask's mode; its side files copy the mode of the database.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        # Asked here because SQLite would remove the log beside a file that it does not understand, and take
-        # one whose format version is damaged for write-protected.
-        header = os.pread(descriptor, 20, 0)
-        if header and not (header.startswith(MAGIC) and header[18:] in FORMAT_VERSIONS):
-            raise DamagedError("it is not a database")
-    finally:
-        os.close(descriptor)
-    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    connection = connect_to_write(path, patience)
     # Damage may hit texts too, even those of error messages.
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
@@ -168,7 +141,7 @@ def configure(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def open_or_replace(path: Path) -> sqlite3.Connection:
+def open_or_replace(path: Path) -> Connection:
     """Open ``path``; set a damaged or foreign file aside first, with one log line."""
     try:
         return connect(path)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tutti_engine import catalogue as module
-from tutti_engine import catalogue_file
+from tutti_engine import catalogue_connection, catalogue_file
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
+from tutti_engine.catalogue_reading import reading
 from tutti_engine.errors import CatalogueError
 
 FACTS = {"ranks": 1, "num_layers": 2}
@@ -150,6 +151,64 @@ def test_failed_commit_tells_nobody_and_heals(
     assert read_counters(path.parent) == {"stores": 2}
     warnings = [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
     assert len(warnings) == 1, "one line for the whole outage"
+
+
+def visit(path: Path) -> None:
+    """Let another process open the database for writing, read it and be gone."""
+    script = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
+        "c.execute('SELECT count(*) FROM chunks').fetchall(); c.close()"
+    )
+    subprocess.run([sys.executable, "-c", script, path], check=True)
+
+
+def rows_after_a_crash(path: Path, copies: Path) -> int:
+    """Count the rows of a copy. Another process makes it: closing a file here would drop SQLite's locks."""
+    subprocess.run(["cp", "-r", path.parent, copies], check=True)
+    return resident_chunks(copies)
+
+
+def test_locks_survive_failures(catalogue: Catalogue, disk: FailingTransactions, tmp_path: Path) -> None:
+    path = tmp_path / CATALOGUE_NAME
+    disk.broken.set()
+    catalogue.put(record(1))
+    for _ in range(2 * module.REOPEN_AFTER):
+        assert disk.attempts.acquire(timeout=10)
+    disk.broken.clear()
+    assert catalogue.flush(10)
+    visit(path)
+    assert Path(f"{path}-wal").exists(), "the visitor took itself for the last one and removed the log"
+    for slot in range(2, 5):
+        catalogue.put(record(slot))
+    assert catalogue.flush(10)
+    assert rows_after_a_crash(path, tmp_path.parent / f"{tmp_path.name}-copy") == 4
+
+
+def test_locks_survive_readers_of_the_same_process(catalogue: Catalogue, tmp_path: Path) -> None:
+    path = tmp_path / CATALOGUE_NAME
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    with reading(tmp_path) as reader:
+        reader.execute("SELECT count(*) FROM chunks").fetchone()
+        catalogue.close()
+        again = Catalogue.open(path, layout_facts=FACTS)
+        visit(path)
+        assert Path(f"{path}-wal").exists()
+    visit(path)
+    assert Path(f"{path}-wal").exists()
+    again.put(record(2))
+    assert again.flush(10)
+    assert rows_after_a_crash(path, tmp_path.parent / f"{tmp_path.name}-copy") == 2
+    again.close()
+
+
+def test_connections_are_forgotten_once_closed(path: Path) -> None:
+    for damaged in (False, True):
+        if damaged:
+            path.write_bytes(b"garbage" * 1000)
+        Catalogue.open(path, layout_facts=FACTS).close()
+        resident_chunks(path.parent)
+    assert not catalogue_connection._living
 
 
 def test_full_queue_drops_puts_but_never_removals(
