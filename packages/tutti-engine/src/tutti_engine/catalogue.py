@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tutti_engine import catalogue_file as file
-from tutti_engine.catalogue_connection import Connection, DamagedError
+from tutti_engine.catalogue_connection import Connection, DamagedError, identify
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
 from tutti_engine.catalogue_reading import read_counters, resident_chunks
 from tutti_engine.catalogue_record import Record, as_records, as_row, checked
@@ -80,12 +80,23 @@ class Catalogue:
     Any thread may call any method; only those that say so wait for the disk. Changes are queued in order and
     committed together by a thread of this object. A commit that fails is kept, retried with growing pauses
     and shown in ``last_error``; no caller sees an exception.
+
+    Before each commit, and every few seconds without one, the thread looks whether the database at its path
+    is still the one that it writes. If it was deleted or replaced, a new one is begun, with one warning: what
+    is put from then on survives a restart, earlier rows and counters do not. If the whole store was deleted
+    or replaced (``owned`` says so), commits fail until it is back: other files than those at the path now
+    hold the data, and the path may be another owner's.
     """
 
-    def __init__(self, path: Path, connection: Connection, meta: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, connection: Connection, meta: dict[str, Any], owned: Callable[[], bool]
+    ) -> None:
         self._path = path
         self._connection: Connection | None = connection
+        self._identity = connection.identity
+        self._lost = False
         self._meta = meta
+        self._owned = owned
         self._changed = threading.Condition()
         self._queue: deque[Record | Removal] = deque()
         self._touched: dict[bytes, int] = {}
@@ -100,13 +111,21 @@ class Catalogue:
         self._thread.start()
 
     @classmethod
-    def open(cls, path: Path | str, *, layout_facts: Mapping[str, Any]) -> Catalogue:
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        layout_facts: Mapping[str, Any],
+        owned: Callable[[], bool] = lambda: True,
+    ) -> Catalogue:
         """Open or create the database ``path``.
 
         A file that is damaged, of another schema or no catalogue at all is renamed to ``<path>.damaged-<n>``
         and an empty one takes its place; earlier ones of that name are removed. Other ``layout_facts`` (JSON
         values) than last time drop every row and all of ``meta``: the data lies elsewhere now. Each says so
         in one log line.
+
+        ``owned`` tells whether the path is still the caller's; it is asked from the writer thread.
 
         Raises CatalogueError when no database can be had there: no room, no permission.
         """
@@ -123,7 +142,7 @@ class Catalogue:
             raise CatalogueError(
                 f"cannot open the catalogue {path}: {error}; check space and permissions of {path.parent}"
             ) from error
-        return cls(path, connection, meta)
+        return cls(path, connection, meta, owned)
 
     # Reading and settings, for the store's start.
 
@@ -304,10 +323,30 @@ class Catalogue:
         self._disconnect()
 
     def _database(self) -> Connection:
-        """Return the connection, opening the database anew if it was closed."""
-        if self._connection is None:
-            self._connection = file.connect(self._path)
-        return self._connection
+        """Return a connection to the database at the path. Raises OSError when the path is another's now."""
+        if self._connection is not None and self._connection.is_at(self._path):
+            return self._connection
+        self._disconnect()
+        if not self._owned():
+            raise OSError("the store was deleted or replaced while in use; restart the server")
+        self._lost = self._lost or identify(self._path) != self._identity
+        if self._lost:
+            file.clear_the_way(self._path)
+        connection = file.connect(self._path)
+        try:
+            if self._lost:
+                file.write_meta(connection, self._meta)
+        except BaseException:
+            connection.close()
+            raise
+        if self._lost:
+            log.warning(
+                "%s was deleted or replaced while in use, a new one is begun: what was stored before is not"
+                " found again after a restart",
+                self._path,
+            )
+        self._connection, self._identity, self._lost = connection, connection.identity, False
+        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -350,8 +389,8 @@ class Catalogue:
     def _commit(self, batch: Batch) -> None:
         cleared: dict[int, list[int]] = {}
         try:
+            connection = self._database()
             if not batch.empty:
-                connection = self._database()
                 file.bound_log(connection, self._path)
                 with file.transaction(connection):
                     cleared = self._apply(connection, batch)

@@ -58,6 +58,7 @@ class Connection(sqlite3.Connection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.identity: Identity = None
+        self._files: list[Identity] = []
 
     def close(self) -> None:
         """Close the connection, and then let the file be opened by other means."""
@@ -68,6 +69,14 @@ class Connection(sqlite3.Connection):
                 _living[identity] -= 1
                 if not _living[identity]:
                     del _living[identity]
+
+    def note_files(self, path: Path) -> None:
+        """Remember database, log and index as they are now; for a connection that has used all three."""
+        self._files = [identify(f"{path}{tail}") for tail in TAILS]
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether the files at ``path`` are still those that this connection writes."""
+        return self._files == [identify(f"{path}{tail}") for tail in TAILS]
 
 
 def refuse_links(path: Path) -> None:

@@ -95,6 +95,7 @@ def connect(path: Path, patience: float = OPEN_PATIENCE) -> Connection:
     try:
         check(connection)
         configure(connection)
+        connection.note_files(path)
         return connection
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
@@ -174,6 +175,16 @@ def set_aside(path: Path) -> Path:
             Path(f"{path}{tail}").rename(f"{aside}{tail}")
     remove_set_aside(path, keep=1)
     return aside
+
+
+def clear_the_way(path: Path) -> None:
+    """Make room for a new database where one was deleted, or replaced by a file that is set aside."""
+    if path.exists():
+        set_aside(path)
+        return
+    # Left alone they would be taken for the new database's.
+    for tail in ("-wal", "-shm"):
+        Path(f"{path}{tail}").unlink(missing_ok=True)
 
 
 def remove_set_aside(path: Path, *, keep: int) -> None:

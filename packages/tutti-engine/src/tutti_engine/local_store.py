@@ -157,8 +157,7 @@ class LocalStore:
         chunks_that_fit(capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots))
         directories = prepare_roots(roots, namespace.digest)
         with contextlib.ExitStack() as stack:
-            for directory in directories:
-                stack.enter_context(OwnerLock(directory))
+            locks = [stack.enter_context(OwnerLock(directory)) for directory in directories]
             facts = {
                 "roots": [str(directory) for directory in directories],
                 "ranks": ranks,
@@ -166,7 +165,11 @@ class LocalStore:
                 "segment_bytes": geometry.segment_bytes,
                 "chunk_bytes": geometry.chunk_bytes,
             }
-            catalogue = Catalogue.open(directories[0] / CATALOGUE_NAME, layout_facts=facts)
+            catalogue = Catalogue.open(
+                directories[0] / CATALOGUE_NAME,
+                layout_facts=facts,
+                owned=lambda: all(lock.current for lock in locks),
+            )
             stack.callback(catalogue.close)
             remove_stale_catalogues(directories[1:])
             room = capacity_bytes - bytes_needed(1, geometry=geometry, ranks=ranks, roots=len(roots))

@@ -85,6 +85,21 @@ class OwnerLock:
         """Whether this object still owns the store."""
         return self._fd >= 0
 
+    @property
+    def current(self) -> bool:
+        """Whether this object still owns the store and its lock is the one that others find at the path.
+
+        False once the directory was deleted, moved or replaced: somebody else may own what is there now.
+        """
+        if not self.held:
+            return False
+        mine = os.fstat(self._fd)
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
     def release(self) -> None:
         """Give the store up.
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -162,8 +163,9 @@ def visit(path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, path], check=True)
 
 
-def rows_after_a_crash(path: Path, copies: Path) -> int:
+def rows_after_a_crash(path: Path) -> int:
     """Count the rows of a copy. Another process makes it: closing a file here would drop SQLite's locks."""
+    copies = path.parent.with_name(f"{path.parent.name}-copy")
     subprocess.run(["cp", "-r", path.parent, copies], check=True)
     return resident_chunks(copies)
 
@@ -181,7 +183,7 @@ def test_locks_survive_failures(catalogue: Catalogue, disk: FailingTransactions,
     for slot in range(2, 5):
         catalogue.put(record(slot))
     assert catalogue.flush(10)
-    assert rows_after_a_crash(path, tmp_path.parent / f"{tmp_path.name}-copy") == 4
+    assert rows_after_a_crash(path) == 4
 
 
 def test_locks_survive_readers_of_the_same_process(catalogue: Catalogue, tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_locks_survive_readers_of_the_same_process(catalogue: Catalogue, tmp_pat
     assert Path(f"{path}-wal").exists()
     again.put(record(2))
     assert again.flush(10)
-    assert rows_after_a_crash(path, tmp_path.parent / f"{tmp_path.name}-copy") == 2
+    assert rows_after_a_crash(path) == 2
     again.close()
 
 
@@ -209,6 +211,101 @@ def test_connections_are_forgotten_once_closed(path: Path) -> None:
         Catalogue.open(path, layout_facts=FACTS).close()
         resident_chunks(path.parent)
     assert not catalogue_connection._living
+
+
+def remove_all(path: Path) -> None:
+    for each in path.parent.glob(f"{CATALOGUE_NAME}*"):
+        each.unlink()
+
+
+def remove_database(path: Path) -> None:
+    path.unlink()
+
+
+def replace_by_earlier_copy(path: Path) -> None:
+    path.with_name("copy").replace(path)
+
+
+def replace_by_junk(path: Path) -> None:
+    path.with_name("junk").write_bytes(b"junk" * 1000)
+    path.with_name("junk").replace(path)
+
+
+@pytest.mark.parametrize(
+    "harm", [remove_all, remove_database, replace_by_earlier_copy, replace_by_junk], ids=lambda f: f.__name__
+)
+def test_deleted_database_is_begun_anew(
+    harm: Callable[[Path], None], catalogue: Catalogue, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogue.set_meta(store_id="mine")
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    subprocess.run(["cp", path, path.with_name("copy")], check=True)
+    catalogue.put(record(2))
+    assert catalogue.flush(10)
+    harm(path)
+    told: list[int] = []
+    catalogue.put(record(3))
+    catalogue.remove([1], told.extend)
+    assert catalogue.flush(10)
+    assert told == [1], "a row that is gone cannot come back"
+    assert len(caplog.records) == 1
+    assert "deleted or replaced" in caplog.text
+    assert rows_after_a_crash(path) == 1
+    assert catalogue.close()
+    again = Catalogue.open(path, layout_facts=FACTS)
+    assert again.records() == [record(3)]
+    assert again.meta["store_id"] == "mine"
+    again.close()
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("tail", ["-wal", "-shm"])
+def test_deleted_side_file_loses_nothing(catalogue: Catalogue, path: Path, tail: str) -> None:
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    Path(f"{path}{tail}").unlink()
+    catalogue.put(record(2))
+    assert catalogue.flush(10)
+    assert rows_after_a_crash(path) == 2
+
+
+def test_deletion_is_noticed_without_any_change(
+    catalogue: Catalogue, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove_all(path)
+    assert catalogue.flush(10)
+    assert path.exists()
+    assert "deleted or replaced" in caplog.text
+
+
+def test_path_that_is_another_owners_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "store" / CATALOGUE_NAME
+    path.parent.mkdir()
+    mine = [True]
+    catalogue = Catalogue.open(path, layout_facts=FACTS, owned=lambda: mine[0])
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    path.parent.rename(tmp_path / "moved")
+    path.parent.mkdir()
+    Catalogue.open(path, layout_facts=FACTS).close()
+    mine[0] = False
+    before = path.read_bytes()
+    told: list[int] = []
+    catalogue.put(record(2))
+    catalogue.remove([1], told.extend)
+    assert not catalogue.flush(0.2)
+    assert "restart the server" in (catalogue.last_error or "")
+    assert told == []
+    assert len(caplog.records) == 1
+    assert path.read_bytes() == before
+    shutil.rmtree(path.parent)
+    (tmp_path / "moved").rename(path.parent)
+    mine[0] = True
+    assert catalogue.flush(10), "the store is back, and nothing is lost"
+    assert told == [1]
+    assert [left.slot for left in catalogue.records()] == [2]
+    assert catalogue.close()
 
 
 def test_full_queue_drops_puts_but_never_removals(

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -389,6 +390,47 @@ def test_damaged_catalogues_never_use_up_the_store(tmp_path: Path, caplog: pytes
         assert store.layout.num_chunks == full
     assert "removed to make room" in caplog.text
     assert list(path.parent.glob("*.damaged-*")) == []
+
+
+def test_deleted_catalogue_of_a_running_store_holds_what_comes_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(tmp_path) as store:
+        fill(store)
+        assert store.catalogue.flush(10)
+        for path in store.directory.glob(f"{CATALOGUE_NAME}*"):
+            path.unlink()
+        store.catalogue.put(Record(b"new", 3, 9, SUMS, 1))
+        assert store.catalogue.flush(10)
+    assert len(caplog.records) == 1
+    with open_store(tmp_path) as store:
+        assert slots(store) == [3]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_deleted_directory_of_a_running_store_is_told_and_not_made_again(
+    again: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    fill(store)
+    assert store.catalogue.flush(10)
+    shutil.rmtree(store.directory)
+    if again:
+        other = open_store(tmp_path)
+    store.catalogue.put(Record(b"new", 3, 9, SUMS, 1))
+    assert not store.catalogue.flush(0.2)
+    assert "restart the server" in (store.catalogue.last_error or "")
+    assert len(caplog.records) == 1
+    if again:
+        other.catalogue.put(Record(b"theirs", 5, 9, SUMS, 1))
+        assert other.catalogue.flush(10)
+        assert [record.key for record in other.catalogue.records()] == [b"theirs"]
+        other.close()
+    else:
+        assert not store.directory.exists()
+    store.catalogue.close(0.01)
+    store.close()
 
 
 def test_close_twice_does_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -111,3 +112,19 @@ def test_missing_directory_keeps_errno(tmp_path: Path) -> None:
     with pytest.raises(RootError) as caught:
         OwnerLock(tmp_path / "none")
     assert caught.value.errno == 2
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_lock_in_a_deleted_directory_is_no_longer_current(tmp_path: Path, renewed: bool) -> None:
+    directory = tmp_path / "store"
+    directory.mkdir()
+    lock = OwnerLock(directory)
+    assert lock.current
+    shutil.rmtree(directory)
+    if renewed:
+        directory.mkdir()
+        OwnerLock(directory).release()
+    assert lock.held
+    assert not lock.current
+    lock.release()
+    assert not lock.current
