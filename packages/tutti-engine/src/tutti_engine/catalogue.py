@@ -44,6 +44,12 @@ TOUCH_INTERVAL = 5.0
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds between attempts of a failing commit, doubled from the first to the last."""
 
+COMMIT_PATIENCE = 0.5
+"""Seconds that one attempt waits for locks of other processes; a failed one is repeated anyway."""
+
+CLOSING_RETRY = 0.1
+"""Longest pause between attempts of a closing catalogue."""
+
 READ_ROWS = 256
 
 REOPEN_AFTER = 3
@@ -104,7 +110,10 @@ class Catalogue:
         self._calls: list[Callable[[], None]] = []
         self._queued_puts = self._enqueued = self._committed = self._wanted = 0
         self._failures = 0
-        self._closing = False
+        self._retry_pause = 0.0
+        self._give_up: float | None = None
+        self._stopped = False
+        self._at_end: list[Callable[[], None]] = []
         self._last_error: str | None = None
         self._dropped_puts = 0
         self._thread = threading.Thread(target=self._run, name="tutti-catalogue", daemon=True)
@@ -194,7 +203,7 @@ class Catalogue:
         """
         record = checked(record)
         with self._changed:
-            if self._closing or self._queued_puts >= MAX_QUEUED_PUTS:
+            if self._give_up is not None or self._queued_puts >= MAX_QUEUED_PUTS:
                 self._dropped_puts += 1
                 return
             self._queued_puts += 1
@@ -237,32 +246,52 @@ class Catalogue:
                 self._note()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that was queued before is durable;
+        """Wait until all that was queued before is durable and its callbacks were called.
 
-        Return False if ``timeout`` seconds were not enough.
+        That covers ``put``, ``remove``, ``clear`` and ``add`` of any thread, not ``touch`` and not records
+        that were dropped. Returns False if any of it is not durable after ``timeout`` seconds; it stays
+        queued. An attempt is made at once, even in the pause after a failure.
         """
         with self._changed:
             self._note()
             target = self._wanted = self._enqueued
-            self._changed.wait_for(lambda: self._committed >= target or not self._thread.is_alive(), timeout)
+            self._retry_pause = 0.0
+            self._changed.wait_for(lambda: self._committed >= target or self._stopped, timeout)
             return self._committed >= target
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Commit what is queued, waiting up to ``timeout`` seconds, and stop;
+        """Commit what is queued, and stop; all of it within ``timeout`` seconds.
 
-        Return whether all of it is durable.
+        Returns whether all of it is durable. The thread may live on for a while when the disk does not
+        answer: see ``when_stopped``. A second call waits for the first one's deadline at most.
         """
         with self._changed:
-            if self._closing:
-                return self._committed >= self._enqueued
-        done = self.flush(timeout)
+            first = self._give_up is None
+            if self._give_up is None:
+                self._give_up = time.monotonic() + timeout
+                self._retry_pause = 0.0
+                self._note()
+        self._thread.join(max(0.0, self._give_up - time.monotonic()))
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join(timeout)
-        if not done:
-            log.warning("%s: the last changes are lost: %s", self._path, self._last_error)
+            if not self._stopped and self._connection is not None:
+                self._connection.interrupt()
+        done = not self._queue and self._committed >= self._enqueued
+        if first and not done:
+            reason = self._last_error or "the disk does not answer"
+            log.warning("%s: the last changes are lost: %s", self._path, reason)
         return done
+
+    def when_stopped(self, function: Callable[[], None]) -> None:
+        """Call ``function`` once nothing of this catalogue touches its files any more, now if it is so.
+
+        Until then whoever else opens the store could lose to a late write. After ``close``; the call comes
+        from any thread.
+        """
+        with self._changed:
+            if not self._stopped:
+                self._at_end.append(function)
+                return
+        function()
 
     @property
     def last_error(self) -> str | None:
@@ -292,13 +321,15 @@ class Catalogue:
 
         def run() -> None:
             try:
+                if self._stopped:
+                    raise CatalogueError("it is closed")
                 results.append(function())
             except BaseException as error:
                 errors.append(error)
             done.set()
 
         with self._changed:
-            if self._closing:
+            if self._give_up is not None:
                 raise CatalogueError(f"the catalogue {self._path} is closed")
             self._calls.append(run)
             self._changed.notify_all()
@@ -308,23 +339,39 @@ class Catalogue:
         return results[0]
 
     def _run(self) -> None:
-        while True:
+        try:
+            while not self._is_over():
+                with self._changed:
+                    self._changed.wait_for(self._has_work, TOUCH_INTERVAL)
+                    self._changed.wait_for(self._is_urgent, self._pause())
+                    calls, self._calls = self._calls, []
+                    batch = self._take()
+                for call in calls:
+                    call()
+                self._commit(batch)
+        finally:
+            self._disconnect()
             with self._changed:
-                self._changed.wait_for(self._has_work, TOUCH_INTERVAL)
-                self._changed.wait_for(self._is_urgent, self._pause())
-                calls, self._calls = self._calls, []
-                closing = self._closing
-                batch = self._take()
-            for call in calls:
-                call()
-            self._commit(batch)
-            if closing and (self._failures or not self._queue):
-                break
-        self._disconnect()
+                self._stopped = True
+                calls = self._calls
+                self._changed.notify_all()
+            for function in calls + self._at_end:
+                function()
 
-    def _database(self) -> Connection:
-        """Return a connection to the database at the path. Raises OSError when the path is another's now."""
+    def _is_over(self) -> bool:
+        with self._changed:
+            if self._give_up is None:
+                return False
+            done = not self._failures and self._committed >= self._enqueued and not self._calls
+            return done or time.monotonic() >= self._give_up
+
+    def _database(self, patience: float = file.OPEN_PATIENCE) -> Connection:
+        """Return a connection to the database at the path that waits up to ``patience`` seconds for locks.
+
+        Raises OSError when the path is another's now.
+        """
         if self._connection is not None and self._connection.is_at(self._path):
+            file.set_patience(self._connection, patience)
             return self._connection
         self._disconnect()
         if not self._owned():
@@ -332,7 +379,7 @@ class Catalogue:
         self._lost = self._lost or identify(self._path) != self._identity
         if self._lost:
             file.clear_the_way(self._path)
-        connection = file.connect(self._path)
+        connection = file.connect(self._path, patience)
         try:
             if self._lost:
                 file.write_meta(connection, self._meta)
@@ -349,24 +396,33 @@ class Catalogue:
         return connection
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        with self._changed:  # close() may be about to interrupt it
+            connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
     def _has_work(self) -> bool:
-        return bool(self._calls or self._closing or self._enqueued > self._committed)
+        return bool(self._calls or self._give_up is not None or self._enqueued > self._committed)
 
     def _is_urgent(self) -> bool:
-        if self._calls or self._closing:
+        if self._calls:
             return True
         wanted = self._wanted > self._committed or len(self._queue) >= MAX_COMMIT_OPERATIONS
-        return wanted and not self._failures
+        return (wanted or self._give_up is not None) and not self._retry_pause
 
     def _pause(self) -> float:
-        if self._failures:
-            return min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))
+        if self._give_up is not None:
+            return max(0.0, min(self._retry_pause, CLOSING_RETRY, self._give_up - time.monotonic()))
+        if self._retry_pause:
+            return self._retry_pause
         return COMMIT_INTERVAL if self._enqueued > self._committed else 0.0
+
+    def _patience(self) -> float:
+        """Return how long this attempt may wait for locks of other processes."""
+        if self._give_up is None:
+            return COMMIT_PATIENCE
+        return max(0.001, min(COMMIT_PATIENCE, self._give_up - time.monotonic()))
 
     def _take(self) -> Batch:
         """Copy what the next transaction holds. Changes leave the queue only once they are durable."""
@@ -389,7 +445,7 @@ class Catalogue:
     def _commit(self, batch: Batch) -> None:
         cleared: dict[int, list[int]] = {}
         try:
-            connection = self._database()
+            connection = self._database(self._patience())
             if not batch.empty:
                 file.bound_log(connection, self._path)
                 with file.transaction(connection):
@@ -402,6 +458,7 @@ class Catalogue:
                 self._queue.popleft()
             self._queued_puts -= sum(isinstance(change, Record) for change in batch.changes)
             healed, self._failures, self._last_error = self._failures, 0, None
+            self._retry_pause = 0.0
         if healed:
             log.info("%s can be written again", self._path)
         for position, change in enumerate(batch.changes):
@@ -436,6 +493,7 @@ class Catalogue:
                 self._added[name] = self._added.get(name, 0) + delta
             self._touched = {**batch.touched, **self._touched}
             self._failures += 1
+            self._retry_pause = min(LAST_RETRY, max(FIRST_RETRY, 2 * self._retry_pause))
             self._last_error = str(error)
         if self._failures == 1:
             log.warning("%s cannot be written (%s): new chunks are not kept until it can", self._path, error)

@@ -142,6 +142,11 @@ def configure(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
+def set_patience(connection: Connection, seconds: float) -> None:
+    """Set how long a statement waits for locks of other processes."""
+    connection.execute(f"PRAGMA busy_timeout = {max(1, round(seconds * 1000))}")
+
+
 def open_or_replace(path: Path) -> Connection:
     """Open ``path``; set a damaged or foreign file aside first, with one log line."""
     try:

@@ -157,7 +157,9 @@ class LocalStore:
         chunks_that_fit(capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots))
         directories = prepare_roots(roots, namespace.digest)
         with contextlib.ExitStack() as stack:
-            locks = [stack.enter_context(OwnerLock(directory)) for directory in directories]
+            owners = contextlib.ExitStack()
+            stack.callback(owners.close)
+            locks = [owners.enter_context(OwnerLock(directory)) for directory in directories]
             facts = {
                 "roots": [str(directory) for directory in directories],
                 "ranks": ranks,
@@ -170,7 +172,8 @@ class LocalStore:
                 layout_facts=facts,
                 owned=lambda: all(lock.current for lock in locks),
             )
-            stack.callback(catalogue.close)
+            stack.pop_all()
+            stack.callback(give_up, catalogue, owners)
             remove_stale_catalogues(directories[1:])
             room = capacity_bytes - bytes_needed(1, geometry=geometry, ranks=ranks, roots=len(roots))
             used = bound_set_aside(directories, min(capacity_bytes // 4, room))
@@ -184,7 +187,8 @@ class LocalStore:
             write_namespace(layout, namespace)
             tell_other_namespaces(directories, capacity_bytes)
             records = catalogue.records()
-            return cls(layout, catalogue, records, dropped, stack.pop_all())
+            stack.pop_all()
+            return cls(layout, catalogue, records, dropped, owners)
 
     @property
     def chunk_ids(self) -> range:
@@ -197,11 +201,12 @@ class LocalStore:
         return Path(self.layout.directories[0])
 
     def close(self) -> None:
-        """Make the catalogue durable, as far as the disk allows, and give the store up.
+        """Make the catalogue durable, as far as the disk allows within some seconds, and give the store up.
 
-        Later calls do nothing.
+        While the disk does not answer, the catalogue's thread may outlast this call; the store stays owned
+        until it has ended. Later calls do nothing.
         """
-        self._locks.close()
+        give_up(self.catalogue, self._locks)
 
     def __enter__(self) -> LocalStore:
         return self
@@ -210,6 +215,12 @@ class LocalStore:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def give_up(catalogue: Catalogue, locks: contextlib.ExitStack) -> None:
+    """Close the catalogue, and release the store once nothing writes to it any more."""
+    catalogue.close()
+    catalogue.when_stopped(locks.close)
 
 
 def settle_layout(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -339,6 +340,146 @@ def test_close_gives_up_on_a_broken_disk_and_says_so(
         catalogue.records()
     disk.broken.clear()
     assert reopened(path) == []
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold SQLite's lock for writing, as a forgotten session of another program would."""
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        holder.execute("ROLLBACK")
+        holder.close()
+
+
+def test_attempts_on_a_locked_database_are_short_and_end_with_the_lock(
+    catalogue: Catalogue, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    real = catalogue_file.set_patience
+
+    def set_patience(connection: catalogue_connection.Connection, seconds: float) -> None:
+        waits.append(seconds)
+        real(connection, seconds)
+
+    monkeypatch.setattr(catalogue_file, "set_patience", set_patience)
+    monkeypatch.setattr(module, "COMMIT_PATIENCE", 0.05)
+    with locked(path):
+        catalogue.put(record(1))
+        assert not catalogue.flush(0.2)
+        assert "locked" in (catalogue.last_error or "")
+    assert catalogue.flush(10)
+    assert max(waits) <= 0.05
+
+
+def test_closing_a_locked_catalogue_has_one_deadline(
+    catalogue: Catalogue, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[float | None] = []
+    real = threading.Thread.join
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        deadlines.append(timeout)
+        real(thread, timeout)
+
+    with locked(path):
+        catalogue.put(record(1))
+        assert not catalogue.flush(0.01)
+        monkeypatch.setattr(threading.Thread, "join", join)
+        assert not catalogue.close(0.3)
+        assert not catalogue.close(60)
+        monkeypatch.undo()
+        stopped = threading.Event()
+        catalogue.when_stopped(stopped.set)
+        assert stopped.wait(10), "attempts end with the deadline, not with the lock"
+    assert len(deadlines) == 2
+    assert all(each is not None and each <= 0.3 for each in deadlines)
+    assert reopened(path) == []
+
+
+def test_close_makes_a_last_attempt_while_there_is_time(catalogue: Catalogue, path: Path) -> None:
+    with locked(path):
+        catalogue.put(record(1))
+        assert not catalogue.flush(0.01)
+        results: list[bool] = []
+        closer = threading.Thread(target=lambda: results.append(catalogue.close(30)))
+        closer.start()
+        while catalogue._give_up is None:
+            pass
+    closer.join(30)
+    assert results == [True]
+    assert reopened(path) == [record(1)]
+
+
+def test_call_that_waits_when_the_catalogue_ends_is_refused(catalogue: Catalogue) -> None:
+    entered, gate = threading.Event(), threading.Event()
+    catalogue.remove([1], lambda slots: (entered.set(), gate.wait(10)))
+    assert entered.wait(10)
+    errors: list[CatalogueError] = []
+
+    def read() -> None:
+        try:
+            catalogue.records()
+        except CatalogueError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not catalogue._calls:
+        pass
+    assert not catalogue.close(0)
+    stopped = threading.Event()
+    catalogue.when_stopped(stopped.set)
+    assert not stopped.is_set()
+    gate.set()
+    reader.join(10)
+    assert stopped.wait(10)
+    assert "closed" in str(errors[0])
+
+
+@pytest.mark.parametrize("change", ["put", "remove", "clear", "add"])
+def test_flush_covers_whatever_was_queued(
+    change: str, catalogue: Catalogue, disk: FailingTransactions, path: Path
+) -> None:
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    disk.broken.set()
+    told: list[int] = []
+    {
+        "put": lambda: catalogue.put(record(2)),
+        "remove": lambda: catalogue.remove([1], told.extend),
+        "clear": lambda: catalogue.clear(told.extend),
+        "add": lambda: catalogue.add("hits", 1),
+    }[change]()
+    assert not catalogue.flush(0.05)
+    assert not catalogue.flush(0), "still not"
+    assert told == []
+    disk.broken.clear()
+    assert catalogue.flush(10)
+    assert told == ([1] if change in ("remove", "clear") else [])
+    assert rows_after_a_crash(path) == {"put": 2, "remove": 0, "clear": 0, "add": 1}[change]
+
+
+def test_flush_tries_at_once_even_in_a_long_pause(
+    catalogue: Catalogue, disk: FailingTransactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY", 1000)
+    monkeypatch.setattr(module, "LAST_RETRY", 1000)
+    disk.broken.set()
+    catalogue.clear(lambda slots: None)
+    assert disk.attempts.acquire(timeout=10)
+    while catalogue.last_error is None:
+        pass
+    disk.broken.clear()
+    assert catalogue.flush(30)
+
+
+def test_changes_after_the_end_are_never_called_durable(catalogue: Catalogue) -> None:
+    assert catalogue.close()
+    catalogue.clear(lambda slots: None)
+    assert not catalogue.flush(30)
 
 
 def test_failing_callback_does_not_stop_the_writer(

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -431,6 +432,23 @@ def test_deleted_directory_of_a_running_store_is_told_and_not_made_again(
         assert not store.directory.exists()
     store.catalogue.close(0.01)
     store.close()
+
+
+def test_store_stays_owned_while_its_catalogue_may_still_write(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    entered, gate = threading.Event(), threading.Event()
+    store.catalogue.remove([1], lambda slots: (entered.set(), gate.wait(10)))
+    assert entered.wait(10)
+    assert not store.catalogue.close(0)
+    store.close()
+    store.close()
+    with pytest.raises(StoreBusyError):
+        open_store(tmp_path)
+    stopped = threading.Event()
+    store.catalogue.when_stopped(stopped.set)
+    gate.set()
+    assert stopped.wait(10)
+    open_store(tmp_path).close()
 
 
 def test_close_twice_does_nothing(tmp_path: Path) -> None:
