@@ -7,7 +7,6 @@ is durable: what the catalogue says after a crash may be too little, never too m
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import sqlite3
@@ -15,15 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tutti_engine import catalogue_file as file
-from tutti_engine.catalogue_connection import Connection, DamagedError, identify
+from tutti_engine.catalogue_batch import Batch, OnDurable, Removal, apply
+from tutti_engine.catalogue_connection import Connection, DamagedError
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
+from tutti_engine.catalogue_link import Link
 from tutti_engine.catalogue_reading import read_counters, resident_chunks
-from tutti_engine.catalogue_record import Record, as_records, as_row, checked
+from tutti_engine.catalogue_record import Record, as_records, checked
 from tutti_engine.errors import CatalogueError
 
 __all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
@@ -55,29 +56,7 @@ READ_ROWS = 256
 REOPEN_AFTER = 3
 """Failed attempts after which the database is opened anew: its file may be another one after a remount."""
 
-OnDurable = Callable[[Sequence[int]], None]
 T = TypeVar("T")
-
-
-class Removal(NamedTuple):
-    """Rows to delete, all when ``slots`` is None, and whom to tell."""
-
-    slots: Sequence[int] | None
-    on_durable: OnDurable
-
-
-class Batch(NamedTuple):
-    """What one transaction holds. ``upto`` is the number of the last change that it covers."""
-
-    changes: list[Record | Removal]
-    touched: dict[bytes, int]
-    added: dict[str, int]
-    upto: int
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to write."""
-        return not (self.changes or self.touched or self.added)
 
 
 class Catalogue:
@@ -98,11 +77,8 @@ class Catalogue:
         self, path: Path, connection: Connection, meta: dict[str, Any], owned: Callable[[], bool]
     ) -> None:
         self._path = path
-        self._connection: Connection | None = connection
-        self._identity = connection.identity
-        self._lost = False
         self._meta = meta
-        self._owned = owned
+        self._link = Link(path, connection, meta, owned)
         self._changed = threading.Condition()
         self._queue: deque[Record | Removal] = deque()
         self._touched: dict[bytes, int] = {}
@@ -160,7 +136,7 @@ class Catalogue:
         return self._call(self._read_records)
 
     def _read_records(self) -> list[Record]:
-        rows = self._database().execute("SELECT * FROM chunks")
+        rows = self._link.get().execute("SELECT * FROM chunks")
         records: list[Record] = []
         collecting = gc.isenabled()
         # The collector would walk a million new tuples again and again, for half of the time.
@@ -180,7 +156,7 @@ class Catalogue:
 
     def set_meta(self, **values: Any) -> None:
         """Store JSON values durably, waiting for it. Raises CatalogueError when that fails."""
-        self._call(lambda: file.write_meta(self._database(), values))
+        self._call(lambda: file.write_meta(self._link.get(), values))
         self._meta.update(values)
 
     def drop_rows(self, condition: str, values: Sequence[Any] = ()) -> int:
@@ -188,11 +164,11 @@ class Catalogue:
 
         Raises CatalogueError when that fails.
         """
-        return self._call(lambda: file.delete_where(self._database(), condition, values))
+        return self._call(lambda: file.delete_where(self._link.get(), condition, values))
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, waiting for it. Raises CatalogueError."""
-        self._call(lambda: file.shrink(self._database()))
+        self._call(lambda: file.shrink(self._link.get()))
 
     # Changes.
 
@@ -221,7 +197,11 @@ class Catalogue:
                 self._enqueue(Removal(tuple(slots[start : start + MAX_COMMIT_OPERATIONS]), on_durable))
 
     def clear(self, on_durable: OnDurable) -> None:
-        """Queue the removal of every row. ``on_durable`` is called once, with the slots that had a row."""
+        """Queue the removal of every row; never dropped.
+
+        ``on_durable`` is called once, with the slots that had a row: those whose records were dropped or lost
+        are not among them. ``flush`` tells whether it was in time.
+        """
         with self._changed:
             self._enqueue(Removal(None, on_durable))
 
@@ -273,8 +253,8 @@ class Catalogue:
                 self._note()
         self._thread.join(max(0.0, self._give_up - time.monotonic()))
         with self._changed:
-            if not self._stopped and self._connection is not None:
-                self._connection.interrupt()
+            if not self._stopped:
+                self._link.interrupt()
         done = not self._queue and self._committed >= self._enqueued
         if first and not done:
             reason = self._last_error or "the disk does not answer"
@@ -350,7 +330,7 @@ class Catalogue:
                     call()
                 self._commit(batch)
         finally:
-            self._disconnect()
+            self._link.drop()
             with self._changed:
                 self._stopped = True
                 calls = self._calls
@@ -364,43 +344,6 @@ class Catalogue:
                 return False
             done = not self._failures and self._committed >= self._enqueued and not self._calls
             return done or time.monotonic() >= self._give_up
-
-    def _database(self, patience: float = file.OPEN_PATIENCE) -> Connection:
-        """Return a connection to the database at the path that waits up to ``patience`` seconds for locks.
-
-        Raises OSError when the path is another's now.
-        """
-        if self._connection is not None and self._connection.is_at(self._path):
-            file.set_patience(self._connection, patience)
-            return self._connection
-        self._disconnect()
-        if not self._owned():
-            raise OSError("the store was deleted or replaced while in use; restart the server")
-        self._lost = self._lost or identify(self._path) != self._identity
-        if self._lost:
-            file.clear_the_way(self._path)
-        connection = file.connect(self._path, patience)
-        try:
-            if self._lost:
-                file.write_meta(connection, self._meta)
-        except BaseException:
-            connection.close()
-            raise
-        if self._lost:
-            log.warning(
-                "%s was deleted or replaced while in use, a new one is begun: what was stored before is not"
-                " found again after a restart",
-                self._path,
-            )
-        self._connection, self._identity, self._lost = connection, connection.identity, False
-        return connection
-
-    def _disconnect(self) -> None:
-        with self._changed:  # close() may be about to interrupt it
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
 
     def _has_work(self) -> bool:
         return bool(self._calls or self._give_up is not None or self._enqueued > self._committed)
@@ -445,11 +388,11 @@ class Catalogue:
     def _commit(self, batch: Batch) -> None:
         cleared: dict[int, list[int]] = {}
         try:
-            connection = self._database(self._patience())
+            connection = self._link.get(self._patience())
             if not batch.empty:
                 file.bound_log(connection, self._path)
                 with file.transaction(connection):
-                    cleared = self._apply(connection, batch)
+                    cleared = apply(connection, batch)
         except Exception as error:  # whatever it was, later changes need the thread
             self._keep(batch, error)
             return
@@ -468,24 +411,6 @@ class Catalogue:
             self._committed = batch.upto
             self._changed.notify_all()
 
-    @staticmethod
-    def _apply(connection: Connection, batch: Batch) -> dict[int, list[int]]:
-        """Write a batch in its order; return the slots that each ``clear`` found, by position."""
-        cleared = {}
-        for is_put, group in groupby(enumerate(batch.changes), lambda item: isinstance(item[1], Record)):
-            if is_put:
-                file.put_rows(connection, (as_row(put) for _, put in group if isinstance(put, Record)))
-                continue
-            for position, removal in group:
-                assert isinstance(removal, Removal)
-                if removal.slots is None:
-                    cleared[position] = file.delete_all(connection)
-                else:
-                    file.delete_slots(connection, removal.slots)
-        file.touch_rows(connection, batch.touched)
-        file.add_counters(connection, batch.added)
-        return cleared
-
     def _keep(self, batch: Batch, error: Exception) -> None:
         """Put back what a failed transaction held and close the database after some failures."""
         with self._changed:
@@ -498,8 +423,7 @@ class Catalogue:
         if self._failures == 1:
             log.warning("%s cannot be written (%s): new chunks are not kept until it can", self._path, error)
         if self._failures % REOPEN_AFTER == 0:
-            # The next attempt opens it. Two connections would not do: opening has to close a descriptor.
-            self._disconnect()
+            self._link.drop()
 
     def _tell(self, on_durable: OnDurable, slots: Sequence[int]) -> None:
         try:
