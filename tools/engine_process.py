@@ -22,7 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ANSWER_MARK = "tutti-answer "
 """Begins the lines of the engine's output that carry an answer."""
 
-_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    # By itself vLLM keeps one core free without a connector and a second one with it: on few cores the two
+    # would compute with different numbers of threads, and their times could not be compared.
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 class EngineFailedError(RuntimeError):
