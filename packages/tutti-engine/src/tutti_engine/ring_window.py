@@ -72,7 +72,7 @@ class SlotBank:
 class RingWindow:
     """Page-aligned anonymous memory with a bank for loads and a bank for stores.
 
-    Physical memory is taken only by slots that have been used.
+    Unless a data path pins it, physical memory is taken only by slots that have been used.
     """
 
     def __init__(self, slot_bytes: int, load_slots: int, store_slots: int) -> None:

@@ -166,8 +166,8 @@ class TuttiConnectorV1(KVConnectorBase_V1):
 
     @contained(lambda: False)
     def has_pending_push_work(self) -> bool:
-        """Keep an idle engine stepping until every store is reported."""
-        return self._scheduler is not None and self._scheduler.has_pending_stores()
+        """Keep an idle engine stepping until every store is reported, and for one step at the start."""
+        return self._scheduler is not None and self._scheduler.has_pending_work()
 
     @contained(lambda: False)
     def reset_cache(self) -> bool | None:

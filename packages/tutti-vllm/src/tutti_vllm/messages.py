@@ -32,7 +32,7 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepOrders:
-    """Orders of one step. ``layout`` comes with the first orders that need it and with all later ones."""
+    """Orders of one step. ``layout`` comes with the first ones and with all that have something to do."""
 
     layout: StoreLayout | None = None
     loads: tuple[RequestLoad, ...] = ()

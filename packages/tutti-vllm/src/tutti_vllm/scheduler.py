@@ -72,6 +72,7 @@ class SchedulerSide:
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
         self._broken: str | None = None
+        self._announced = False
 
     @property
     def engine(self) -> TuttiEngine:
@@ -154,7 +155,9 @@ class SchedulerSide:
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
-        return StepOrders(self._layout if loads or stores else None, loads, stores)
+        layout = self._layout if loads or stores or not self._announced else None
+        self._announced = True
+        return StepOrders(layout, loads, stores)
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""
@@ -172,9 +175,13 @@ class SchedulerSide:
                     "Tutti: rank %d cannot use the cache, the server goes on without: %s", rank, reason
                 )
 
-    def has_pending_stores(self) -> bool:
-        """Whether a store is still to be reported, so that the engine must go on stepping."""
-        return self._engine.planner.pending_stores > 0
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping although no request needs it.
+
+        Stores are still to be reported; or no step has told the workers yet where the store is, and they had
+        better open it before the first request waits for that.
+        """
+        return self._engine.planner.pending_stores > 0 or not self._announced
 
     def reset(self) -> bool:
         """Forget every chunk; return whether that is durable."""

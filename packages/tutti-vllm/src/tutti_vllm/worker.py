@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable
@@ -53,6 +54,10 @@ class WorkerSide:
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
         self._orders = orders
+        if orders.layout is not None:
+            # A plan that needs the store and does not get it says why.
+            with contextlib.suppress(Exception):
+                self._opened(orders.layout)
 
     def start_loads(self) -> None:
         """Start the step's loads; called before or after the layers ran, or in a step without any."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
+from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import StepReport
 from tutti_vllm.scheduler import SchedulerSide
 
@@ -14,6 +15,7 @@ from tutti_vllm.scheduler import SchedulerSide
 GEOMETRY = Geometry(num_layers=1, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)
 CHUNK = 64
 SUM = b"s" * 8
+LAYOUT = StoreLayout(("/nowhere",), 1, 16384, 16384, 4, 4)
 
 
 @dataclass
@@ -205,9 +207,18 @@ def test_an_idle_engine_goes_on_until_stores_are_reported(rig):
     rig.add("r", 64)
     orders = rig.step([("r", 64)])
     rig.side.remove_request("r")
-    assert rig.side.has_pending_stores()
+    assert rig.side.has_pending_work()
     rig.confirm(orders)
-    assert not rig.side.has_pending_stores()
+    assert not rig.side.has_pending_work()
+
+
+def test_the_first_step_tells_the_workers_where_the_store_is():
+    engine = TuttiEngine(GEOMETRY, chunk_ids=range(4))
+    side = SchedulerSide(engine, LAYOUT, hash_tokens=16)
+    assert side.has_pending_work()
+    assert side.build_orders({}, {}, lambda request_id: None).layout == LAYOUT
+    assert not side.has_pending_work()
+    assert side.build_orders({}, {}, lambda request_id: None).layout is None
 
 
 def failing_load(rig, request, **how):

@@ -109,7 +109,7 @@ def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):
 
     def open_engine(layout):
         doors.append(layout)
-        if len(doors) == 1:
+        if len(doors) <= 2:
             raise OSError(errno.EROFS, "read-only")
         return engine()
 
@@ -119,7 +119,19 @@ def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):
     assert (received, bad) == ({"r"}, {4, 5})
     assert (report.results[0][0].failed, report.results[0][0].errno) == ((0,), errno.EROFS)
     assert rig.store(store_plan(3, 0, (1, 2))).errno == 0
-    assert doors == [LAYOUT, LAYOUT]
+    assert doors == [LAYOUT] * 3
+
+
+def test_the_store_is_opened_as_soon_as_its_place_is_known(rig):
+    doors = []
+
+    def open_engine(layout):
+        doors.append(layout)
+        return engine()
+
+    rig = rig(open_engine)
+    assert rig.step(StepOrders(LAYOUT)) == (set(), set(), None)
+    assert doors == [LAYOUT]
 
 
 def test_a_cache_that_cannot_be_used_is_told_once(rig):
