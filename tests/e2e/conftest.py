@@ -79,6 +79,14 @@ class Engine:
         """Return how far the counters moved."""
         return {name: value - before.get(name, 0) for name, value in self.counters().items()}
 
+    def transferred(self, before: dict[str, int] | None = None) -> tuple[int, int]:
+        """Return how many chunks were loaded and stored, as the bytes read and written prove."""
+        moved = self.moved(before or {})
+        loaded, stored = moved.get("load_chunks", 0), moved.get("store_chunks", 0)
+        assert moved.get("read_bytes", 0) == loaded * CHUNK_BYTES
+        assert moved.get("written_bytes", 0) == stored * CHUNK_BYTES
+        return loaded, stored
+
     def forget_memory(self, *, disk: bool = False) -> None:
         """Empty vLLM's own prefix cache, and the connector's if asked to."""
         assert self.llm.reset_prefix_cache(reset_connector=disk)

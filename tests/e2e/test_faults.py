@@ -58,8 +58,7 @@ def test_a_damaged_file_is_computed_again_and_mended(start, reference, tmp_path,
     engine.forget_memory()
     before = engine.counters()
     assert engine.answer(one) == expected
-    assert engine.moved(before)["load_chunks"] == 6
-    assert engine.moved(before)["load_failed_chunks"] == 0
+    assert engine.transferred(before) == (6, 0)
 
 
 @pytest.fixture
@@ -87,12 +86,12 @@ def test_a_full_disk_costs_hits_only_and_heals(start, reference, small_disk):
     for one, tokens in zip(prompts, expected, strict=True):
         assert engine.answer(one) == [tokens]
     assert engine.counters()["store_failed_chunks"] > 0
-    stored = engine.counters()["store_chunks"]
+    _, stored = engine.transferred()
 
     engine.forget_memory()
     for one, tokens in zip(prompts, expected, strict=True):
         assert engine.answer(one) == [tokens]
-    assert engine.counters()["load_chunks"] > 0, "what was stored before is still served"
+    assert engine.transferred()[0] > 0, "what was stored before is still served"
 
     filler.unlink()
     fresh = [prompt(70 + n, 100) for n in range(40)]

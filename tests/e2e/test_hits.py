@@ -8,18 +8,13 @@ def test_what_was_computed_comes_back_from_disk(start, reference):
     prompts = [prompt(1, 500), prompt(2, 690)]
     expected = reference(*prompts)
     engine = start()
-    before = engine.counters()
     assert engine.answer(*prompts) == expected
-    moved = engine.moved(before)
-    assert moved["written_bytes"] == moved["store_chunks"] * CHUNK_BYTES == (7 + 10) * CHUNK_BYTES
-    assert "read_bytes" not in moved
+    assert engine.transferred() == (0, 7 + 10)
 
     engine.forget_memory()
     before = engine.counters()
     assert engine.answer(*prompts) == expected
-    moved = engine.moved(before)
-    assert moved["read_bytes"] == moved["load_chunks"] * CHUNK_BYTES == (7 + 10) * CHUNK_BYTES
-    assert moved["written_bytes"] == 0 and moved.get("load_failed_chunks", 0) == 0
+    assert engine.transferred(before) == (7 + 10, 0)
 
 
 def test_a_prompt_that_ends_with_a_chunk(start, reference):
@@ -27,10 +22,10 @@ def test_a_prompt_that_ends_with_a_chunk(start, reference):
     expected = reference(exact)
     engine = start()
     assert engine.answer(exact) == expected
-    assert engine.counters()["store_chunks"] == 5
+    assert engine.transferred() == (0, 5)
     engine.forget_memory()
     assert engine.answer(exact) == expected
-    assert engine.counters()["load_chunks"] == 4, "something has to be computed"
+    assert engine.transferred() == (4, 5), "something has to be computed"
 
 
 def test_prompts_that_part_inside_a_chunk(start, reference):
@@ -42,11 +37,11 @@ def test_prompts_that_part_inside_a_chunk(start, reference):
     engine.forget_memory()
     before = engine.counters()
     assert engine.answer(second) == expected[1:]
-    assert engine.moved(before)["load_chunks"] == 4
+    assert engine.transferred(before) == (4, 2)
     engine.forget_memory()
     before = engine.counters()
     assert engine.answer(first, second) == expected
-    assert engine.moved(before)["store_chunks"] == 0
+    assert engine.transferred(before) == (6 + 6, 0)
 
 
 def test_a_local_hit_that_ends_inside_a_chunk_is_left_alone(start, reference):
@@ -61,7 +56,7 @@ def test_a_local_hit_that_ends_inside_a_chunk_is_left_alone(start, reference):
     before = engine.counters()
     assert engine.answer(whole, head) == expected
     # Chunks 2 to 8: of the first of them only the second block is still missing.
-    assert engine.moved(before)["load_chunks"] == 7
+    assert engine.transferred(before) == (7, 0)
 
 
 def test_chunked_prefill(start, reference):
@@ -69,10 +64,10 @@ def test_chunked_prefill(start, reference):
     expected = reference(*prompts)
     engine = start(max_num_batched_tokens=128, enable_chunked_prefill=True)
     assert engine.answer(*prompts) == expected
-    assert engine.counters()["store_chunks"] == 14 + 5
+    assert engine.transferred() == (0, 14 + 5)
     engine.forget_memory()
     assert engine.answer(*prompts) == expected
-    assert engine.counters()["load_chunks"] == 14 + 5
+    assert engine.transferred() == (14 + 5, 14 + 5)
 
 
 def test_answers_are_stored_too_and_a_second_turn_finds_them(start, reference):
@@ -82,11 +77,11 @@ def test_answers_are_stored_too_and_a_second_turn_finds_them(start, reference):
     expected = reference(second)
     engine = start()
     assert engine.answer(first, max_tokens=80) == [answer]
-    stored = engine.counters()["store_chunks"]
-    assert stored == (250 + 80 - 1) // CHUNK_TOKENS
+    stored = (250 + 80 - 1) // CHUNK_TOKENS
+    assert engine.transferred() == (0, stored)
     engine.forget_memory()
     assert engine.answer(second) == expected
-    assert engine.counters()["load_chunks"] == stored
+    assert engine.transferred()[0] == stored
 
 
 def test_more_requests_than_memory_preempt_and_come_back(start, reference):
@@ -97,7 +92,7 @@ def test_more_requests_than_memory_preempt_and_come_back(start, reference):
     assert engine.answer(*prompts) == expected
     engine.forget_memory()
     assert engine.answer(*prompts) == expected
-    assert engine.counters()["load_chunks"] >= 8 * 4
+    assert engine.transferred()[0] >= 8 * 4
 
 
 def test_without_vllms_own_prefix_cache(start, reference):
@@ -106,7 +101,7 @@ def test_without_vllms_own_prefix_cache(start, reference):
     engine = start(enable_prefix_caching=False)
     assert engine.answer(one) == expected
     assert engine.answer(one) == expected
-    assert engine.counters()["load_chunks"] == 6
+    assert engine.transferred() == (6, 6)
 
 
 def test_reset_forgets_the_disk_as_well(start, reference):
@@ -117,8 +112,7 @@ def test_reset_forgets_the_disk_as_well(start, reference):
     engine.forget_memory(disk=True)
     before = engine.counters()
     assert engine.answer(one) == expected
-    assert engine.moved(before).get("load_chunks", 0) == 0
-    assert engine.moved(before)["store_chunks"] == 4
+    assert engine.transferred(before) == (0, 4)
 
 
 def test_a_salt_of_its_own_shares_nothing(start, reference):
@@ -135,8 +129,7 @@ def test_a_salt_of_its_own_shares_nothing(start, reference):
     )
     engine.settle()
     assert [list(output.outputs[0].token_ids)] == expected
-    assert engine.counters().get("load_chunks", 0) == 0
-    assert engine.counters()["store_chunks"] == 4 + 4
+    assert engine.transferred() == (0, 4 + 4)
 
 
 def test_a_small_store_evicts_and_stays_right(start, reference, tmp_path):
