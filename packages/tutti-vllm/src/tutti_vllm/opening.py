@@ -84,7 +84,9 @@ def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide:
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
         return TuttiEngine(geometry, backend=LocalStoreBackend(layout, rank), rank=rank)
 
-    with _reasons(settings) as reasons:
+    # The scheduler's side fails for the same reasons and, if it is strict, ends the start with one line; a
+    # worker that ended first would bury that line under its parents' tracebacks.
+    with _reasons(strict=False) as reasons:
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = int(get_tensor_model_parallel_rank())
@@ -98,7 +100,7 @@ def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide:
 def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
     """Work out where the pages of every layer lie."""
     settings = read_settings(vllm_config)
-    with _reasons(settings) as reasons:
+    with _reasons(strict=settings.strict) as reasons:
         import tutti_kv_kernels as kernels
         from tutti_engine.movers.kernels import KernelMover
 
@@ -120,16 +122,13 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
 
 
 @contextlib.contextmanager
-def _reasons(settings: Settings) -> Iterator[list[str]]:
-    """Collect why a worker's part of the start-up failed.
-
-    End the process instead if the settings are strict.
-    """
+def _reasons(*, strict: bool) -> Iterator[list[str]]:
+    """Collect why a worker's part of the start-up failed; if it is strict, end the process instead."""
     reasons: list[str] = []
     try:
         yield reasons
     except Exception as error:
-        if settings.strict:
+        if strict:
             raise StartupError(error) from None
         reasons.append(str(error) or repr(error))
 
