@@ -134,6 +134,9 @@ class Executor:
                 slot = self._keeper.acquire(bank, len(layers), deadline)
             if slot is None:
                 job.fail(position, errno.ENOBUFS)
+            elif position in job.errors:
+                # An earlier layer of it failed while this one waited for room.
+                bank.release(slot, len(layers))
             else:
                 runs.append(Run(position, slot))
         self._hand_over(job, runs, layers)
@@ -203,7 +206,9 @@ class Executor:
                         break
                     waves.append(wave)
                 if not waves:
-                    self._skip(job, todo, errno.ENOBUFS)
+                    # Only reads that hang can hold the whole bank for so long.
+                    self._reads_hung_at = time.monotonic()
+                    self._skip(job, todo, errno.ETIMEDOUT)
                 elif not self._finish_reads(job, waves.popleft()):
                     self._skip(job, todo, errno.ECANCELED)
         finally:
@@ -328,6 +333,6 @@ class Executor:
             self._unfinished -= 1
             self._idle.notify_all()
 
-    def _late_end(self, wave: Wave) -> None:
-        if isinstance(wave.plan, StorePlan):
-            self._results.append(StoreSettled(wave.plan.plan_id, tuple(wave.positions)))
+    def _late_end(self, plan: LoadPlan | StorePlan, positions: list[int]) -> None:
+        if isinstance(plan, StorePlan):
+            self._results.append(StoreSettled(plan.plan_id, tuple(positions)))

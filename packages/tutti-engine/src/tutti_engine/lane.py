@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -11,8 +12,14 @@ from collections.abc import Callable
 __all__ = ["Lane"]
 
 
+logger = logging.getLogger(__name__)
+
+
 class Lane:
-    """Runs tasks in the order in which they came. Tasks must not raise."""
+    """Runs tasks in the order in which they came.
+
+    One that raises is logged and costs no later one its turn.
+    """
 
     def __init__(self, name: str) -> None:
         self._tasks: deque[Callable[[], None] | None] = deque()
@@ -40,4 +47,7 @@ class Lane:
             task = self._tasks.popleft()
             if task is None:
                 return
-            task()
+            try:
+                task()
+            except Exception:
+                logger.exception("Tutti: a task of %s failed.", self._thread.name)

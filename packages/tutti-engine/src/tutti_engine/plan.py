@@ -74,7 +74,7 @@ class LoadResult:
     Attributes:
         plan_id: the plan.
         failed: positions in the plan whose pages do not hold the chunk; all others were read and verified.
-        errno: reason of the first failure, 0 if there was none; ``EBADMSG`` stands for a checksum that
+        errno: the gravest reason of a failure, 0 if there was none; ``EBADMSG`` stands for a checksum that
             differs.
         bytes_read: bytes taken from storage, padding included.
         seconds: time from the first read to the last copy.
@@ -101,7 +101,7 @@ class StoreResult:
             durable.
         unsettled: positions whose place may still be written to later; it must not be used again before a
             ``StoreSettled`` names it.
-        errno: reason of the first failure, 0 if there was none.
+        errno: the gravest reason of a failure, 0 if there was none.
         bytes_written: bytes made durable, padding included.
     """
 

@@ -30,15 +30,11 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
 
 __all__ = ["Planner", "PlannerJournal"]
 
 logger = logging.getLogger(__name__)
-
-# Not the drive's fault: the chunk is dropped, the breaker stays as it is.
-_DATA_ERRORS = frozenset({errno.EBADMSG, errno.ENOENT})
-# Back-pressure, not failure.
-_NO_ROOM_ERRORS = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ECANCELED})
 
 
 class PlannerJournal(Protocol):
@@ -200,7 +196,7 @@ class Planner:
         self._count("load_microseconds", int(result.seconds * 1e6))
         load.failed.update(result.failed)
         load.guilty.update(set(result.failed) - set(result.untried))
-        load.errno = load.errno or result.errno
+        load.errno = worse(load.errno, result.errno)
         load.ranks_left -= 1
         if load.ranks_left:
             return False
@@ -214,8 +210,8 @@ class Planner:
         self._count("load_chunks", len(load.entries) - len(load.failed))
         self._count("load_failed_chunks", len(load.failed))
         self._retire()
-        if load.guilty or not load.failed:
-            self._judge(self.load_breaker, "load", len(load.guilty), load.errno)
+        if load.errno not in NO_ROOM_ERRORS:
+            self._judge(self.load_breaker, "load", len(load.failed), load.errno)
         return True
 
     def plan_store(
@@ -258,7 +254,7 @@ class Planner:
         self._count("written_bytes", result.bytes_written)
         store.checksums[rank] = result.checksums
         store.unsettled.update((rank, position) for position in result.unsettled)
-        store.errno = store.errno or result.errno
+        store.errno = worse(store.errno, result.errno)
         store.ranks_left -= 1
         if store.ranks_left:
             return False
@@ -272,7 +268,7 @@ class Planner:
         )
         for prefix in store.prefixes:
             self._index.touch(prefix)
-        if store.errno in _NO_ROOM_ERRORS:
+        if store.errno in NO_ROOM_ERRORS:
             self._count("store_dropped_chunks", failed)
         else:
             self._count("store_failed_chunks", failed)
@@ -349,7 +345,9 @@ class Planner:
         if self._journal is None:
             missing = wanted + self._spare - self._index.free
         else:
-            missing = self._spare - max(0, self._index.free - wanted) - self._in_transit
+            # What is wanted now will be wanted again: the next plan shall find room for as much.
+            spare = max(self._spare, min(wanted, self._index.capacity // 4))
+            missing = spare - max(0, self._index.free - wanted) - self._in_transit
         if missing > 0:
             self._count("evicted_chunks", self._index.evict(missing))
             self._retire()
@@ -369,7 +367,7 @@ class Planner:
     def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:
         if not failed:
             breaker.succeeded()
-        elif code in _DATA_ERRORS:
+        elif code in DATA_ERRORS:
             logger.warning(
                 "Tutti: %d chunks could not be loaded (%s); they are dropped and computed again.",
                 failed,

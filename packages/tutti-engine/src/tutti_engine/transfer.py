@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
+from tutti_engine.severity import worse
 
 __all__ = ["LoadJob", "StoreJob", "Transfer"]
 
@@ -45,11 +46,11 @@ class _Job:
     def __init__(self, num_layers: int) -> None:
         self.layers_left = num_layers
         self.errors: dict[int, int] = {}
-        self._first_error = 0
+        self._worst_error = 0
 
     def fail(self, position: int, code: int) -> None:
-        """Note the first reason why a chunk failed."""
-        self._first_error = self._first_error or code
+        """Note why a chunk failed; its first reason stays."""
+        self._worst_error = worse(self._worst_error, code)
         self.errors.setdefault(position, code)
 
 
@@ -79,7 +80,7 @@ class LoadJob(_Job):
         return LoadResult(
             self.plan.plan_id,
             tuple(sorted(self.errors)),
-            self._first_error,
+            self._worst_error,
             self.bytes_read,
             self.seconds,
             tuple(sorted(self._untried)),
@@ -112,6 +113,6 @@ class StoreJob(_Job):
             self.plan.plan_id,
             checksums,
             tuple(sorted(self.unsettled)),
-            self._first_error,
+            self._worst_error,
             self.bytes_written,
         )

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tutti_engine.backend import SegmentBatch, SegmentHandle
 from tutti_engine.plan import LoadPlan, StorePlan
@@ -18,7 +19,8 @@ __all__ = ["Run", "Wave", "WaveKeeper"]
 _RETRY_PAUSE = 0.001
 _RECLAIM_INTERVAL = 0.05
 
-Submit = Callable[[SegmentBatch], SegmentHandle]
+Plan: TypeAlias = LoadPlan | StorePlan
+Submit: TypeAlias = Callable[[SegmentBatch], SegmentHandle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,7 @@ class Wave:
         started: when the wave was made, in ``time.monotonic()`` seconds.
     """
 
-    def __init__(
-        self, plan: LoadPlan | StorePlan, bank: SlotBank, runs: list[Run], layers: Sequence[int]
-    ) -> None:
+    def __init__(self, plan: Plan, bank: SlotBank, runs: list[Run], layers: Sequence[int]) -> None:
         self.plan = plan
         self.runs = runs
         self.layers = layers
@@ -79,8 +79,11 @@ class Wave:
             self.submit(submit)
 
     def quiet(self) -> bool:
-        """Whether no I/O can reach the slots."""
-        return self._handle is None or self._handle.poll()
+        """Whether no I/O can reach the slots; a backend that cannot say is taken at its worst."""
+        try:
+            return self._handle is None or self._handle.poll()
+        except Exception:
+            return False
 
     def release(self) -> None:
         """Give all slots back."""
@@ -115,9 +118,8 @@ class Wave:
 class WaveKeeper:
     """Gives slots back when their waves are over, also those of waves that nobody waits for any more."""
 
-    def __init__(self, on_late_end: Callable[[Wave], None]) -> None:
-        """``on_late_end`` is called for each wave that was still in flight when it was dismissed and then
-        ended."""
+    def __init__(self, on_late_end: Callable[[Plan, list[int]], None]) -> None:
+        """``on_late_end`` is told of positions that were in flight when dismissed and no longer are."""
         self._on_late_end = on_late_end
         self._lock = threading.Lock()
         self._stuck: list[Wave] = []
@@ -149,6 +151,9 @@ class WaveKeeper:
         with self._lock:
             late = [wave for wave in self._stuck if wave.quiet()]
             self._stuck = [wave for wave in self._stuck if wave not in late]
+            busy = {(wave.plan.plan_id, position) for wave in self._stuck for position in wave.positions}
         for wave in late:
             wave.release()
-            self._on_late_end(wave)
+            ended = [p for p in wave.positions if (wave.plan.plan_id, p) not in busy]
+            if ended:
+                self._on_late_end(wave.plan, ended)

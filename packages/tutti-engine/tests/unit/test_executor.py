@@ -457,3 +457,53 @@ def test_shutdown_reports_what_it_had_to_leave(rig):
     assert rig.backend.down
     rig.backend.held[0].finish()
     assert rig.result().errno == 0
+
+
+def test_a_bank_full_of_hung_reads_fails_what_waits_for_it_together(rig):
+    rig = rig(io_timeout=0.1, bank_bytes=6 * GEOMETRY.segment_bytes)
+    rig.store_filled((0, (0, 1)))
+    rig.backend.hold = True
+    rig.executor.load(rig.load_plan((0, (4, 5)), (0, (6, 7)), plan_id=3))
+    assert rig.executor.wait_idle(time.monotonic() + 30)
+    rig.executor.take_results()
+    for plan_id in range(10, 15):
+        rig.executor.load(rig.load_plan((0, (8, 9)), plan_id=plan_id))
+    assert rig.executor.wait_idle(time.monotonic() + 30)
+    results = rig.executor.take_results()
+    assert [r.errno for r in results] == [errno.ETIMEDOUT] + 4 * [errno.ECANCELED]
+    assert all(r.untried == (0,) for r in results)
+    for handle in rig.backend.held:
+        handle.finish()
+    rig.executor.take_results()
+
+
+def test_a_real_error_is_not_hidden_by_a_lack_of_room(rig):
+    rig = rig(bank_bytes=6 * GEOMETRY.segment_bytes, store_stall=0.0)
+    rig.backend.verdict = lambda what, chunk_id, layer: errno.EIO
+    rig.backend.hold = True
+    rig.executor.store(store_plan(*((n, (2 * n, 2 * n + 1)) for n in range(4))))
+    rig.backend.arrived.acquire()
+    for handle in rig.backend.held:
+        handle.finish()
+    assert rig.result().errno == errno.EIO
+
+
+def test_a_backend_whose_handles_break_costs_its_plan_and_not_the_thread(rig):
+    rig = rig()
+    contents = rig.store_filled((0, (0, 1)))
+    good = rig.backend.read_segments
+
+    class Broken:
+        def poll(self):
+            raise RuntimeError("broken")
+
+        wait = status = lambda self, *arguments: self.poll()
+
+    rig.backend.read_segments = lambda batch: Broken()
+    assert rig.load((0, (4, 5))).errno == errno.EIO
+    rig.backend.read_segments = good
+    assert rig.load((0, (6, 7)), plan_id=3).failed == ()
+    assert rig.content(6) == contents[0]
+    # What such a handle may still write to is never used again.
+    assert rig.busy_slots() == GEOMETRY.num_layers
+    rig.executor._keeper._stuck.pop().release()

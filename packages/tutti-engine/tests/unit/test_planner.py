@@ -317,3 +317,36 @@ def test_a_clock_before_1970_is_no_reason_to_fail(monkeypatch):
     monkeypatch.setattr("time.time", lambda: -5.0)
     stored(planner, b"a")
     assert [row.last_used for row in journal.rows.values()] == [0]
+
+
+def test_a_drive_that_lets_nothing_be_tried_pauses_loading_and_keeps_its_chunks():
+    planner = Planner(GEOMETRY, range(8))
+    stored(planner, b"a")
+    for _ in range(3):
+        plan = planner.plan_load(candidates(b"a"))
+        planner.complete_load(LoadResult(plan.plan_id, (0,), errno.ETIMEDOUT, untried=(0,)))
+    assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.resident_chunks == 1
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_ranks_real_error_counts_beside_anothers_lack_of_room(order):
+    planner = Planner(GEOMETRY, range(8), ranks=2)
+    codes = (errno.ECANCELED, errno.EIO)
+    for n in range(3):
+        plan = planner.plan_store(candidates(bytes([n])))
+        for rank in order:
+            planner.complete_store(rank, StoreResult(plan.plan_id, (None,), errno=codes[rank]))
+    assert planner.store_breaker.is_open
+    assert planner.counters["store_failed_chunks"] == 3
+
+
+def test_a_small_full_store_makes_room_for_as_much_as_was_wanted():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(256), journal=journal)
+    taken = 0
+    for n in range(40):
+        keys = [bytes([n, m]) for m in range(64)]
+        taken = len(stored(planner, *keys).transfers)
+        journal.settle()
+    assert taken == 64

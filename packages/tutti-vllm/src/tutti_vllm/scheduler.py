@@ -147,6 +147,7 @@ class SchedulerSide:
             draft_tokens: for some requests the speculated tokens among them, which may be rejected.
             block_ids_of: returns a scheduled request's block table.
         """
+        first, self._announced = not self._announced, True
         loads, self._loads = tuple(self._loads), []
         stores: tuple[StorePlan, ...] = ()
         try:
@@ -155,9 +156,7 @@ class SchedulerSide:
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
-        layout = self._layout if loads or stores or not self._announced else None
-        self._announced = True
-        return StepOrders(layout, loads, stores)
+        return StepOrders(self._layout if loads or stores or first else None, loads, stores)
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""

@@ -126,7 +126,7 @@ class WorkerSide:
             code = getattr(error, "errno", None) or errno.EIO
             count = len(plan.transfers)
             self._refused.append(
-                LoadResult(plan.plan_id, tuple(range(count)), code)
+                LoadResult(plan.plan_id, tuple(range(count)), code, untried=tuple(range(count)))
                 if isinstance(plan, LoadPlan)
                 else StoreResult(plan.plan_id, (None,) * count, errno=code)
             )
