@@ -45,8 +45,14 @@ def sources() -> Command:
 
 
 def mypy() -> list[Command]:
-    """One run a package, so that each is strict on its own; then the tools."""
-    return [["mypy", folder] for folder in sources()] + [["mypy", "tools"]]
+    """One run a package, so that each is strict on its own; then the tools.
+
+    Each has a cache of its own: runs side by side have crashed on a shared one.
+    """
+    return [
+        ["mypy", "--cache-dir", f".mypy_cache/{folder.replace('/', '-')}", folder]
+        for folder in [*sources(), "tools"]
+    ]
 
 
 def on_files(command: Command, *suffixes: str) -> list[Command]:
