@@ -224,8 +224,7 @@ class Planner:
         Args:
             candidates: for each chunk its key and, for each KV cache group, its block ids.
             prefixes: the prompts that the chunks belong to, each the keys from its first chunk on; once the
-                chunks
-                are stored these count as used, the first ones last to go.
+                chunks are stored these count as used, the first ones last to go.
         """
         fresh = [(key, blocks) for key, blocks in candidates if key not in self._index]
         if not fresh or not self.store_breaker.allow():

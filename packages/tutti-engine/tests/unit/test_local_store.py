@@ -454,7 +454,12 @@ def test_store_stays_owned_while_its_catalogue_may_still_write(tmp_path: Path) -
 def test_close_twice_does_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.close()
-    store.close()
+    with open_store(tmp_path) as second:
+        # The first one's second close must not give up what is another's now.
+        store.close()
+        with pytest.raises(StoreBusyError):
+            open_store(tmp_path)
+        assert second.records == []
 
 
 def test_planning_side_needs_neither_numpy_nor_the_runtime() -> None:
