@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/functional.h>
+
+#include <span>
+
+#include "bindings.hpp"
+#include "tutti/runtime/io.hpp"
+
+namespace tutti::runtime::bindings {
+namespace {
+
+using namespace py::literals;
+
+void check_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
+/// `requests` is a one-dimensional C-contiguous array of REQUEST_DTYPE: the Python side has checked it.
+py::tuple submit(StorageRuntime& runtime, const py::array& requests) {
+  if (requests.ndim() != 1 || requests.itemsize() != static_cast<py::ssize_t>(sizeof(IoRequest)) ||
+      !(requests.flags() & py::array::c_style) ||
+      reinterpret_cast<std::uintptr_t>(requests.data()) % alignof(IoRequest) != 0) {
+    throw py::type_error("requests must be a one-dimensional, contiguous, aligned array of REQUEST_DTYPE");
+  }
+  const auto count = static_cast<std::size_t>(requests.shape(0));
+  py::array_t<std::int32_t> errors(static_cast<py::ssize_t>(count));
+  py::array_t<bool> accepted(static_cast<py::ssize_t>(count));
+  const std::span<const IoRequest> items(static_cast<const IoRequest*>(requests.data()), count);
+  const std::span<std::int32_t> reasons(errors.mutable_data(), count);
+  bool* const flags = accepted.mutable_data();
+  std::optional<std::uint64_t> handle;
+  {
+    py::gil_scoped_release release;
+    handle = runtime.submit(items, reasons);
+    for (std::size_t i = 0; i < count; ++i) {
+      flags[i] = reasons[i] == 0;
+    }
+  }
+  return py::make_tuple(handle, accepted, errors);
+}
+
+py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional<double> timeout) {
+  const std::uint64_t batch = to_handle(handle);
+  const std::optional<Duration> limit = to_timeout(timeout);
+  std::optional<Completion> completion;
+  {
+    py::gil_scoped_release release;
+    completion = runtime.wait(batch, limit, check_signals);
+  }
+  if (!completion) {
+    return py::none();
+  }
+  return py::make_tuple(to_array(completion->status), to_array(completion->bytes));
+}
+
+py::dict caps(StorageRuntime& runtime) {
+  const StorageRuntime::Caps caps = runtime.caps();
+  return py::dict("data_path"_a = caps.path.name, "chosen_because"_a = caps.chosen_because,
+                  "direct"_a = caps.path.direct, "memory_alignment"_a = kMemoryAlignment,
+                  "offset_alignment"_a = kIoAlignment, "length_alignment"_a = kIoAlignment,
+                  "max_single_io_bytes"_a = kMaxSingleIoBytes, "max_batch_requests"_a = caps.max_in_flight,
+                  "max_in_flight"_a = caps.max_in_flight, "memory_kinds"_a = py::list(py::make_tuple("host")),
+                  "device_execution"_a = false, "features_used"_a = caps.path.features_used,
+                  "features_unused"_a = caps.path.features_unused);
+}
+
+py::dict stats(StorageRuntime& runtime) {
+  const Stats stats = runtime.stats();
+  return py::dict("submitted"_a = stats.submitted, "accepted"_a = stats.accepted,
+                  "rejected"_a = stats.rejected, "completed"_a = stats.completed, "failed"_a = stats.failed,
+                  "bytes_read"_a = stats.bytes_read, "bytes_written"_a = stats.bytes_written,
+                  "direct_fallbacks"_a = stats.direct_fallbacks);
+}
+
+}  // namespace
+
+Class bind_runtime(py::module_& module) {
+  module.attr("REQUEST_ITEMSIZE") = sizeof(IoRequest);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  return Class(module, "StorageRuntime")
+      .def("open", &StorageRuntime::open, "uri"_a, "writable"_a, Release())
+      .def("close",
+           [](StorageRuntime& r, const py::object& h) {
+             const std::uint64_t handle = to_handle(h);
+             py::gil_scoped_release release;
+             r.close(handle);
+           })
+      .def("register_memory", &StorageRuntime::register_memory, "address"_a, "size"_a, Release())
+      .def("unregister_memory",
+           [](StorageRuntime& r, const py::object& h) {
+             const std::uint64_t handle = to_handle(h);
+             py::gil_scoped_release release;
+             r.unregister_memory(handle);
+           })
+      .def("submit", &submit, "requests"_a)
+      .def("poll", [](StorageRuntime& r, const py::object& h) { return r.poll(to_handle(h)); })
+      .def("wait", &wait, "handle"_a, "timeout"_a)
+      .def("abandon", [](StorageRuntime& r, const py::object& h) { r.abandon(to_handle(h)); })
+      .def("completion_fd", &StorageRuntime::completion_fd)
+      .def("caps", &caps)
+      .def("stats", &stats)
+      .def("shutdown",
+           [](StorageRuntime& r, double timeout) {
+             const Duration limit = *to_timeout(timeout);
+             py::gil_scoped_release release;
+             return r.shutdown(limit);
+           })
+      .def_property_readonly("stopped", &StorageRuntime::stopped)
+      .def_property_readonly("is_owner", &StorageRuntime::is_owner)
+      .def_property_readonly("direct_fallbacks", &StorageRuntime::direct_fallbacks);
+}
+
+}  // namespace tutti::runtime::bindings

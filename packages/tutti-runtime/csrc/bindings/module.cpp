@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  namespace bindings = tutti::runtime::bindings;
+  module.doc() = "Compiled part of tutti_runtime; use the package, not this module.";
+  bindings::translate_errors();
+  bindings::bind_runtime(module);
+  bindings::bind_factories(module);
+}
