@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "geometry.h"
 #include "message.h"
 
 namespace tutti::kv {
@@ -30,6 +31,10 @@ void require(const Tensor& tensor, ScalarType dtype, std::int64_t rank, const ch
   }
 }
 
+std::span<const std::int64_t> numbers_of(const Tensor& tensor) {
+  return {static_cast<const std::int64_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
+}
+
 }  // namespace
 
 Bytes require_bytes(const Tensor& tensor, const char* name) {
@@ -39,15 +44,36 @@ Bytes require_bytes(const Tensor& tensor, const char* name) {
 
 std::span<const std::int64_t> require_ids(const Tensor& tensor, const char* name) {
   require(tensor, ScalarType::Long, 1, name);
-  return {static_cast<const std::int64_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
+  return numbers_of(tensor);
 }
 
-std::int64_t require_block_ids(const Tensor& tensor, std::int64_t segments) {
+std::int64_t require_block_ids(const Tensor& tensor, std::int64_t segments, std::int64_t repeats) {
   require(tensor, ScalarType::Long, 2, "block_ids");
-  if (tensor.size(0) != segments) {
-    refuse("block_ids must have one row for each of the ", segments, " slots, got a ", describe(tensor));
+  if (repeats < 1) {
+    refuse("repeats must be at least 1, got ", repeats);
+  }
+  if (segments % repeats != 0 || tensor.size(0) != segments / repeats) {
+    refuse("block_ids must have one row for each of the ", segments, " slots", repeats == 1 ? "" : " / ",
+           repeats == 1 ? "" : std::to_string(repeats), repeats == 1 ? "" : " repeats", ", got a ",
+           describe(tensor));
   }
   return tensor.size(1);
+}
+
+std::span<const std::int64_t> require_planes(const Tensor& tensor) {
+  require(tensor, ScalarType::Long, 2, "planes");
+  if (tensor.size(1) != kPlaneColumns) {
+    refuse("planes must have ", kPlaneColumns, " columns, got a ", describe(tensor));
+  }
+  return numbers_of(tensor);
+}
+
+std::span<const std::int64_t> require_pairs(const Tensor& tensor, const char* name, std::int64_t segments) {
+  require(tensor, ScalarType::Long, 2, name);
+  if (tensor.size(0) != segments || tensor.size(1) != 2) {
+    refuse(name, " must have two numbers for each of the ", segments, " slots, got a ", describe(tensor));
+  }
+  return numbers_of(tensor);
 }
 
 void require_per_segment(const Tensor& tensor, ScalarType dtype, const char* name, std::int64_t segments) {
@@ -57,11 +83,11 @@ void require_per_segment(const Tensor& tensor, ScalarType dtype, const char* nam
   }
 }
 
-void require_disjoint(const Bytes& pages, const Bytes& window) {
+void require_disjoint(const Bytes& pages, const Bytes& window, std::size_t storage) {
   const std::less<const std::byte*> before;
   if (before(pages.data, window.data + window.size) && before(window.data, pages.data + pages.size)) {
-    refuse("window (", window.size, " bytes) overlaps pages (", pages.size,
-           " bytes); they must be separate memory");
+    refuse("window (", window.size, " bytes) overlaps pages (", pages.size, " bytes) in storages[", storage,
+           "]; they must be separate memory");
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include "checksum.h"
 #include "line_copy.h"
+#include "run_copy.h"
+#include "segment_walk.h"
 #include "transfer.h"
 
 namespace tutti::kv {
@@ -14,24 +16,29 @@ namespace {
 
 // Calls that move at least this much bypass the cache: it would not hold the result anyway.
 constexpr std::int64_t kStreamingBytes = 8 << 20;
-// Distance of the prefetch. Long enough to hide a miss of memory and address translation, short enough for
-// L1.
-constexpr std::int64_t kAheadBytes = 4096;
 
 Stores stores_for(const TransferPlan& plan) noexcept {
-  return plan.segments() * plan.data_bytes() >= kStreamingBytes ? Stores::kStreaming : Stores::kCached;
+  std::int64_t bytes = 0;
+  for (const TransferPlan::Segment& segment : plan.segments) {
+    bytes += plan.data_bytes(segment);
+    if (bytes >= kStreamingBytes) {
+      return Stores::kStreaming;
+    }
+  }
+  return Stores::kCached;
 }
 
 // Gives each thread one run of segments, so that a thread knows which memory it needs next. `work(begin,
 // end)`.
 template <typename Work>
-void split_segments(std::int64_t segments, std::int64_t threads, const Work& work) noexcept {
-  const std::int64_t parts = std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(segments, 1));
-  const auto bound = [&](std::int64_t part) {
+void split_segments(std::size_t segments, std::int64_t threads, const Work& work) noexcept {
+  const std::size_t parts =
+      std::clamp<std::size_t>(static_cast<std::size_t>(threads), 1, std::max<std::size_t>(segments, 1));
+  const auto bound = [&](std::size_t part) {
     return segments / parts * part + std::min(part, segments % parts);
   };
   std::vector<std::jthread> helpers;
-  std::int64_t part = 1;
+  std::size_t part = 1;
   try {
     for (; part < parts; ++part) {
       helpers.emplace_back([&work, begin = bound(part), end = bound(part + 1)] { work(begin, end); });
@@ -43,106 +50,179 @@ void split_segments(std::int64_t segments, std::int64_t threads, const Work& wor
   work(0, bound(1));
 }
 
-// Copies one page and returns its checksum terms when kSum; page_bytes is then a multiple of a word.
-template <bool kSum>
-std::uint64_t copy_page(std::byte* target, const std::byte* page, std::int64_t page_bytes,
-                        std::uint64_t first_index, const std::byte* next_page, Stores stores) noexcept {
-  // Parts of equal size: each part prefetches as much as the next one needs, across the page's end too.
-  const std::int64_t lines = page_bytes / kLineBytes;
-  const std::int64_t parts = (page_bytes + kAheadBytes - 1) / kAheadBytes;
-  std::uint64_t sum = 0;
-  std::int64_t at = 0;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    const std::int64_t count = lines * (part + 1) / parts - lines * part / parts;
-    const std::byte* ahead = part + 1 < parts ? page + at + count * kLineBytes : next_page;
-    if constexpr (kSum) {
-      sum += copy_and_sum_lines(target + at, page + at, count,
-                                first_index + static_cast<std::uint64_t>(at / kWordBytes), ahead, stores);
-    } else {
-      copy_lines(target + at, page + at, count, ahead, stores);
-    }
-    at += count * kLineBytes;
-  }
-  std::memcpy(target + at, page + at, static_cast<std::size_t>(page_bytes - at));
-  if constexpr (kSum) {
-    sum += sum_words(page + at, (page_bytes - at) / kWordBytes,
-                     first_index + static_cast<std::uint64_t>(at / kWordBytes));
-  }
-  return sum;
-}
+// Takes rows one behind: a row is copied when the next one, whose memory it prefetches, is known.
+class Packer {
+ public:
+  Packer(std::byte* slot, Stores stores) noexcept : slot_(slot), at_(slot), summed_(slot), stores_(stores) {}
 
-// Packs the pages at `offsets` into `slot` and returns the checksum. `after` is the page needed next.
-std::uint64_t pack_segment(std::byte* slot, const std::byte* pages, std::span<const std::int64_t> offsets,
-                           std::int64_t page_bytes, const std::byte* after, Stores stores) noexcept {
-  const bool whole_words = page_bytes % kWordBytes == 0;
-  std::uint64_t sum = 0;
-  std::byte* at = slot;
-  for (std::size_t i = 0; i < offsets.size(); ++i) {
-    const std::byte* page = pages + offsets[i];
-    const std::byte* next = i + 1 < offsets.size() ? pages + offsets[i + 1] : after;
-    if (whole_words) {
-      sum += copy_page<true>(at, page, page_bytes, static_cast<std::uint64_t>((at - slot) / kWordBytes), next,
-                             stores);
-    } else {
-      copy_page<false>(at, page, page_bytes, 0, next, Stores::kCached);
-    }
-    at += page_bytes;
+  void runs(const RunRow& row) noexcept {
+    copy_pending(row.data);
+    pending_ = row;
   }
-  // Where words straddle pages, they can be summed only once they lie side by side.
-  return whole_words ? finish_checksum(sum, static_cast<std::uint64_t>(at - slot))
-                     : checksum(slot, at - slot);
-}
 
-// Copies a verified slot to its pages, while the slot needed next comes into the cache to be verified.
-void unpack_segment(const std::byte* slot, std::byte* pages, std::span<const std::int64_t> offsets,
-                    std::int64_t page_bytes, const std::byte* next_slot, Stores stores) noexcept {
-  for (std::size_t i = 0; i < offsets.size(); ++i) {
-    const std::int64_t at = static_cast<std::int64_t>(i) * page_bytes;
-    if (offsets[i] == TransferPlan::kSkipped) {
-      continue;
-    }
-    std::byte* page = pages + offsets[i];
-    if (i + 1 < offsets.size() && offsets[i + 1] != TransferPlan::kSkipped) {
-      // Translates the next page's address early.
-      __builtin_prefetch(pages + offsets[i + 1]);
-    }
-    const std::int64_t lines = page_bytes / kLineBytes;
-    copy_lines(page, slot + at, lines, next_slot + at, stores);
-    const std::int64_t copied = lines * kLineBytes;
-    std::memcpy(page + copied, slot + at + copied, static_cast<std::size_t>(page_bytes - copied));
+  void missing(std::int64_t bytes) noexcept {
+    copy_pending(nullptr);
+    std::memset(at_, 0, static_cast<std::size_t>(bytes));
+    at_ += bytes;
+    sum_behind(kSumBytes);
   }
+
+  // Returns the checksum of all that was packed. `after` is the memory needed next.
+  [[nodiscard]] std::uint64_t finish(const std::byte* after) noexcept {
+    copy_pending(after);
+    sum_behind(kWordBytes);
+    const auto bytes = static_cast<std::uint64_t>(at_ - slot_);
+    if (at_ != summed_) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, summed_, static_cast<std::size_t>(at_ - summed_));
+      sum_ += mix_word(word, bytes / kWordBytes);
+    }
+    return finish_checksum(sum_, bytes);
+  }
+
+ private:
+  // What is summed after it was copied is summed in parts that are still in the first cache.
+  static constexpr std::int64_t kSumBytes = 8192;
+
+  void copy_pending(const std::byte* next) noexcept {
+    const RunRow& row = pending_;
+    if (row.run_bytes >= kLongRunBytes) {
+      for (std::int64_t k = 0; k < row.count; ++k) {
+        const std::byte* run = row.data + k * row.stride;
+        const std::byte* ahead = k + 1 < row.count ? run + row.stride : next;
+        copy_long_run(run, row.run_bytes, ahead == nullptr ? run : ahead);
+      }
+    } else if (row.count != 0) {
+      const std::int64_t step = std::max<std::int64_t>(1, kSumBytes / row.run_bytes);
+      for (std::int64_t k = 0; k < row.count; k += step) {
+        const std::int64_t count = std::min(step, row.count - k);
+        copy_runs({at_, row.run_bytes}, {row.data + k * row.stride, row.stride}, count, row.run_bytes);
+        at_ += count * row.run_bytes;
+        sum_behind(kSumBytes);
+      }
+    }
+    pending_.count = 0;
+  }
+
+  void copy_long_run(const std::byte* run, std::int64_t bytes, const std::byte* ahead) noexcept {
+    // Words that straddle runs can be summed only once they lie side by side.
+    if (bytes % kWordBytes == 0 && (at_ - slot_) % kWordBytes == 0) {
+      sum_behind(kWordBytes);
+      sum_ += copy_and_sum_run(at_, run, bytes, static_cast<std::uint64_t>((at_ - slot_) / kWordBytes), ahead,
+                               stores_);
+      at_ += bytes;
+      summed_ = at_;
+    } else {
+      copy_run(at_, run, bytes, ahead, Stores::kCached);
+      at_ += bytes;
+      sum_behind(kSumBytes);
+    }
+  }
+
+  // Sums the whole words copied and not summed yet, if they are at least `bytes`.
+  void sum_behind(std::int64_t bytes) noexcept {
+    const std::int64_t behind = at_ - summed_;
+    if (behind < bytes) {
+      return;
+    }
+    const std::int64_t words = behind / kWordBytes;
+    sum_ += sum_words(summed_, words, static_cast<std::uint64_t>((summed_ - slot_) / kWordBytes));
+    summed_ += words * kWordBytes;
+  }
+
+  std::byte* slot_;
+  std::byte* at_;
+  std::byte* summed_;  // everything before it is in sum_; a whole number of words from slot_
+  std::uint64_t sum_ = 0;
+  RunRow pending_{};
+  Stores stores_;
+};
+
+// Copies a verified slot to its blocks, while the slot needed next comes into the cache to be verified.
+class Unpacker {
+ public:
+  Unpacker(const std::byte* slot, const std::byte* next_slot, Stores stores) noexcept
+      : at_(slot), next_slot_(next_slot), stores_(stores) {}
+
+  void runs(const RunRow& row) noexcept {
+    if (row.run_bytes >= kLongRunBytes) {
+      for (std::int64_t k = 0; k < row.count; ++k) {
+        copy_long_run(row.data + k * row.stride, row.run_bytes);
+      }
+      return;
+    }
+    copy_runs({row.data, row.stride}, {at_, row.run_bytes}, row.count, row.run_bytes);
+    skip(row.count * row.run_bytes);
+  }
+
+  void missing(std::int64_t bytes) noexcept { skip(bytes); }
+
+ private:
+  void copy_long_run(std::byte* run, std::int64_t bytes) noexcept {
+    copy_run_to(run, at_, bytes, next_slot_, stores_);
+    skip(bytes);
+  }
+
+  void skip(std::int64_t bytes) noexcept {
+    at_ += bytes;
+    next_slot_ += bytes;
+  }
+
+  const std::byte* at_;
+  const std::byte* next_slot_;
+  Stores stores_;
+};
+
+// Where the first run of a segment is, to be prefetched.
+const std::byte* start_of(const TransferPlan& plan, const TransferPlan::Segment& segment,
+                          std::span<std::byte* const> storages) noexcept {
+  const std::int64_t id = plan.ids_of(segment).front();
+  const Plane& plane = segment.layer->merged.front();
+  return storages[static_cast<std::size_t>(plane.storage)] +
+         block_address(plane, std::max<std::int64_t>(id, 0));
 }
 
 }  // namespace
 
-void gather_cpu(const TransferPlan& plan, const std::byte* pages, std::byte* window, std::int64_t* checksums,
-                std::int64_t threads) noexcept {
+void gather_cpu(const TransferPlan& plan, std::span<std::byte* const> storages, std::byte* window,
+                std::int64_t* checksums, std::int64_t threads) noexcept {
   const Stores stores = stores_for(plan);
-  const std::int64_t used = plan.data_bytes();
-  split_segments(plan.segments(), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t segment = begin; segment < end; ++segment) {
-      const auto offsets = plan.pages_of(segment);
-      const std::byte* after = pages + (segment + 1 < end ? plan.pages_of(segment + 1) : offsets).front();
-      std::byte* slot = window + plan.slot_offsets[static_cast<std::size_t>(segment)];
-      const std::uint64_t sum = pack_segment(slot, pages, offsets, plan.page_bytes, after, stores);
+  split_segments(plan.segments.size(), threads, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const TransferPlan::Segment& segment = plan.segments[i];
+      std::byte* slot = window + segment.slot_offset;
+      Packer packer(slot, stores);
+      SegmentWalk<Packer>(plan, segment, storages, packer).run();
+      const std::uint64_t sum =
+          packer.finish(start_of(plan, plan.segments[i + 1 < end ? i + 1 : i], storages));
+      const std::int64_t used = plan.data_bytes(segment);
       std::memset(slot + used, 0, static_cast<std::size_t>(plan.slot_bytes - used));
-      checksums[segment] = static_cast<std::int64_t>(sum);
+      checksums[i] = static_cast<std::int64_t>(sum);
     }
     finish_stores();
   });
 }
 
 void scatter_cpu(const TransferPlan& plan, const std::byte* window, const std::int64_t* checksums,
-                 std::byte* pages, bool* matched, std::int64_t threads) noexcept {
+                 const std::int32_t* read_status, std::span<std::byte* const> storages, std::int32_t* status,
+                 std::int64_t threads) noexcept {
   const Stores stores = stores_for(plan);
-  split_segments(plan.segments(), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t segment = begin; segment < end; ++segment) {
-      const std::byte* slot = window + plan.slot_offsets[static_cast<std::size_t>(segment)];
-      const std::int64_t next = std::min(segment + 1, end - 1);
-      const std::byte* next_slot = window + plan.slot_offsets[static_cast<std::size_t>(next)];
-      matched[segment] = checksum(slot, plan.data_bytes()) == static_cast<std::uint64_t>(checksums[segment]);
-      if (matched[segment]) {
-        unpack_segment(slot, pages, plan.pages_of(segment), plan.page_bytes, next_slot, stores);
+  const auto outcome = [&](std::size_t i, const std::byte* slot) {
+    if (read_status != nullptr && read_status[i] != 0) {
+      return Status::kNotRead;
+    }
+    const std::uint64_t sum = checksum(slot, plan.data_bytes(plan.segments[i]));
+    return sum == static_cast<std::uint64_t>(checksums[i]) ? Status::kOk : Status::kMismatch;
+  };
+  split_segments(plan.segments.size(), threads, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const TransferPlan::Segment& segment = plan.segments[i];
+      const std::byte* slot = window + segment.slot_offset;
+      const Status found = outcome(i, slot);
+      status[i] = static_cast<std::int32_t>(found);
+      if (found == Status::kOk) {
+        Unpacker unpacker(slot, window + plan.segments[i + 1 < end ? i + 1 : i].slot_offset, stores);
+        SegmentWalk<Unpacker>(plan, segment, storages, unpacker).run();
       }
     }
     finish_stores();

@@ -5,15 +5,9 @@
 #include <span>
 #include <vector>
 
-namespace tutti::kv {
+#include "geometry.h"
 
-// Where the pages of one layer are, in bytes from the start of the pages buffer.
-struct PagedLayout {
-  std::int64_t storage_offset;
-  std::int64_t block_stride;
-  std::int64_t page_bytes;
-  std::int64_t num_blocks;
-};
+namespace tutti::kv {
 
 // The packed side: slots of `slot_bytes` in a window of `window_bytes`.
 struct WindowShape {
@@ -23,33 +17,61 @@ struct WindowShape {
 
 enum class Direction { kGather, kScatter };
 
-// A transfer whose every address has been checked. It holds byte offsets of its own rather than the caller's
-// id tensors, so that nothing another thread (or the copy itself) writes can move an address after the check.
-struct TransferPlan {
-  static constexpr std::int64_t kSkipped = -1;
-
-  std::int64_t page_bytes;
-  std::int64_t slot_bytes;
-  std::int64_t blocks_per_segment;
-  std::vector<std::int64_t> slot_offsets;  // one a segment, from the start of the window
-  std::vector<std::int64_t>
-      page_offsets;  // blocks_per_segment a segment, from the start of pages, or kSkipped
-
-  [[nodiscard]] std::int64_t segments() const noexcept {
-    return static_cast<std::int64_t>(slot_offsets.size());
-  }
-  [[nodiscard]] std::int64_t data_bytes() const noexcept { return page_bytes * blocks_per_segment; }
-  [[nodiscard]] std::span<const std::int64_t> pages_of(std::int64_t segment) const noexcept;
+// What becomes of a segment in a scatter; the numbers are part of the operator's interface.
+enum class Status : std::int32_t {
+  kOk = 0,
+  kMismatch = 1,    // the slot's bytes are not those that the checksum was taken of; nothing was written
+  kNotRead = 2,     // the caller's read_status said that the slot was not filled; nothing was written
+  kOutOfRange = 3,  // only where ids are checked on a device: an id named no block; nothing was written
 };
 
-// @throws std::invalid_argument naming the field, when a page would lie outside `pages_bytes`.
-void check_layout(const PagedLayout& layout, std::int64_t pages_bytes);
+// Which blocks go where, as the caller says it. Segment i packs row i % rows of `block_ids` (rows of
+// `columns` ids) of layer `layers[i]` into slot `slots[i]`.
+struct Segments {
+  std::span<const std::int64_t> slots;
+  std::span<const std::int64_t> layers;  // empty: layer 0 for all
+  std::span<const std::int64_t> block_ids;
+  std::int64_t columns;
+  // Two numbers a segment, its first token and how many follow; empty for all tokens.
+  std::span<const std::int64_t> token_ranges;
+};
 
-// Checks all ids and turns them into offsets. `block_ids` has slots.size() rows of `blocks_per_segment`.
+struct TokenRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// A transfer whose every address has been checked. It holds ids of its own rather than the caller's tensors,
+// so that nothing another thread (or the copy itself) writes can move an address after the check.
+struct TransferPlan {
+  struct Segment {
+    std::int64_t slot_offset;  // from the start of the window
+    const Layer* layer;
+    std::int64_t first_id;  // index of its first id in block_ids
+    TokenRange tokens;
+    bool clipped;  // whether `tokens` leaves anything out
+  };
+
+  std::vector<Layer> layers;
+  std::vector<Segment> segments;
+  std::vector<std::int64_t> block_ids;  // kNoBlock or 0 <= id < num_ids
+  std::int64_t columns;
+  std::int64_t slot_bytes;
+
+  [[nodiscard]] std::span<const std::int64_t> ids_of(const Segment& segment) const noexcept {
+    return std::span(block_ids).subspan(static_cast<std::size_t>(segment.first_id),
+                                        static_cast<std::size_t>(columns));
+  }
+  [[nodiscard]] std::int64_t data_bytes(const Segment& segment) const noexcept {
+    return segment.layer->block_bytes * columns;
+  }
+};
+
+// Checks everything and takes over the ids. `missing_blocks`: whether a gather may meet kNoBlock.
+// Where ids count tokens, any negative id is kNoBlock.
 // @throws std::invalid_argument naming the offending value and its place.
-[[nodiscard]] TransferPlan make_transfer_plan(const PagedLayout& layout, const WindowShape& window,
-                                              std::span<const std::int64_t> slots,
-                                              std::span<const std::int64_t> block_ids,
-                                              std::int64_t blocks_per_segment, Direction direction);
+[[nodiscard]] TransferPlan make_transfer_plan(std::vector<Layer> layers, const WindowShape& window,
+                                              const Segments& segments, Direction direction,
+                                              bool missing_blocks);
 
 }  // namespace tutti::kv

@@ -9,23 +9,31 @@ import pytest
 import torch
 
 import tutti_kv_kernels as tk
+from tutti_kv_kernels.plane import planes_table
 
 OPS = torch.ops.tutti_kv_kernels
 
 
+PLANES = planes_table([[tk.Plane(0, 0, 64, 8, 64)], [tk.Plane(0, 512, 64, 8, 32), tk.Plane(1, 0, 48, 8, 32)]])
+
+
+def storages() -> list[torch.Tensor]:
+    return [torch.arange(16 * 64).to(torch.uint8), torch.arange(8 * 48).to(torch.uint8)]
+
+
 def gather_arguments() -> tuple[Any, ...]:
-    pages = torch.arange(8 * 64).to(torch.uint8)
     window = torch.zeros(4 * 128, dtype=torch.uint8)
-    ids, slots = torch.tensor([[1, 5], [0, 7]]), torch.tensor([3, 0])
-    return (pages, 0, 64, 64, 8, ids, window, slots, 128, torch.zeros(2, dtype=torch.int64), 1)
+    ids, slots, layers = torch.tensor([[1, 5], [0, 7]]), torch.tensor([3, 0]), torch.tensor([1, 0])
+    return (storages(), PLANES, layers, ids, 1, None, False, window, slots, 128, torch.zeros(2).long(), 1)
 
 
 def scatter_arguments() -> tuple[Any, ...]:
     gather = gather_arguments()
     OPS.gather(*gather)
-    pages, *geometry, ids, window, slots, slot_bytes, checksums, threads = gather
-    matched = torch.zeros(2, dtype=torch.bool)
-    return (window, slots, slot_bytes, pages, *geometry, ids, checksums, matched, threads)
+    pages, planes, layers, ids, repeats, _, _, window, slots, slot_bytes, checksums, workers = gather
+    status, read = torch.full((2,), -1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    memory = (pages, planes, layers, ids, repeats, None)
+    return (window, slots, slot_bytes, *memory, checksums, read, status, workers)
 
 
 def checksum_arguments() -> tuple[Any, ...]:
@@ -58,7 +66,7 @@ def test_only_results_are_marked_as_written() -> None:
     }
     assert written == {
         "tutti_kv_kernels::gather": ["window", "checksums"],
-        "tutti_kv_kernels::scatter": ["pages", "matched"],
+        "tutti_kv_kernels::scatter": ["storages", "status"],
         "tutti_kv_kernels::checksum": ["result"],
     }
 

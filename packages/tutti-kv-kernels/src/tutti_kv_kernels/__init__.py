@@ -3,6 +3,7 @@
 
 from tutti_kv_kernels.layout import LayoutError, PagedLayout
 from tutti_kv_kernels.ops import CHECKSUM_NAME, checksum, gather, gather_into, scatter, storage_bytes
+from tutti_kv_kernels.plane import Plane
 
 __version__ = "0.1.0"
 
@@ -10,6 +11,7 @@ __all__ = [
     "CHECKSUM_NAME",
     "LayoutError",
     "PagedLayout",
+    "Plane",
     "__version__",
     "checksum",
     "gather",

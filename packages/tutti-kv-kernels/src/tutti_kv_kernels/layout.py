@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from tutti_kv_kernels.plane import Plane
+
 __all__ = ["LayoutError", "PagedLayout"]
 
 # Physical orders in which one (layer, block) page is a single run, with the order of H and N inside it.
@@ -57,6 +59,11 @@ class PagedLayout:
     def end(self) -> int:
         """First byte after the last page."""
         return self.storage_offset + (self.num_blocks - 1) * self.block_stride + self.page_bytes
+
+    @property
+    def plane(self) -> Plane:
+        """The same pages as the operators take them, in their storage number 0."""
+        return Plane(0, self.storage_offset, self.block_stride, self.num_blocks, self.page_bytes)
 
     def check(self, storage_nbytes: int) -> None:
         """Check that every page lies inside a storage of ``storage_nbytes`` bytes.

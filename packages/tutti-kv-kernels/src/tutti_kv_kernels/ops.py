@@ -13,6 +13,7 @@ import torch
 
 from tutti_kv_kernels._library import load
 from tutti_kv_kernels.layout import PagedLayout
+from tutti_kv_kernels.plane import planes_table
 
 __all__ = ["CHECKSUM_NAME", "checksum", "gather", "gather_into", "scatter", "storage_bytes"]
 
@@ -20,26 +21,47 @@ CHECKSUM_NAME: Final = "tutti64-1"
 """Names the checksum's formula; store it beside checksums that outlive the process."""
 
 load()
-_gather = torch.ops.tutti_kv_kernels.gather.default
-_scatter = torch.ops.tutti_kv_kernels.scatter.default
+gather_op = torch.ops.tutti_kv_kernels.gather.default
+scatter_op = torch.ops.tutti_kv_kernels.scatter.default
 _checksum = torch.ops.tutti_kv_kernels.checksum.default
 
 
+# What a tracer runs: the operators write into their arguments and return nothing.
 @torch.library.register_fake("tutti_kv_kernels::gather")
+def _trace_gather(storages: list[torch.Tensor], planes: torch.Tensor, *arguments: object) -> None:
+    _check_devices(*storages, *arguments)
+
+
 @torch.library.register_fake("tutti_kv_kernels::scatter")
+def _trace_scatter(
+    window: torch.Tensor,
+    slots: torch.Tensor,
+    slot_bytes: int,
+    storages: list[torch.Tensor],
+    planes: torch.Tensor,
+    *arguments: object,
+) -> None:
+    _check_devices(window, slots, *storages, *arguments)
+
+
 @torch.library.register_fake("tutti_kv_kernels::checksum")
-def _trace(*arguments: object) -> None:
-    """What a tracer runs: the operators write into their arguments and return nothing."""
+def _trace_checksum(data: torch.Tensor, result: torch.Tensor) -> None:
+    _check_devices(data, result)
+
+
+def _check_devices(*arguments: object) -> None:
     devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
     if len(devices) > 1:
         raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
 
 
-def _run(operator: torch._ops.OpOverload, *arguments: object) -> None:
+def run(operator: torch._ops.OpOverload, *arguments: object) -> None:
+    """Call an operator; where there is no kernel for the tensors' device, say so."""
     try:
         operator(*arguments)
     except NotImplementedError as error:
-        kinds = {f"{a.device} ({a.layout})" for a in arguments if isinstance(a, torch.Tensor)}
+        flat = [a for b in arguments for a in (b if isinstance(b, list) else [b])]
+        kinds = {f"{a.device} ({a.layout})" for a in flat if isinstance(a, torch.Tensor)}
         raise ValueError(
             f"{operator} has kernels for dense CPU tensors only, got tensors on {', '.join(sorted(kinds))}"
         ) from error
@@ -98,14 +120,15 @@ def gather_into(
         ValueError: for any argument that breaks a rule above, and for a window that overlaps ``pages``.
             Nothing has been written then.
     """
-    _run(
-        _gather,
-        pages,
-        layout.storage_offset,
-        layout.block_stride,
-        layout.page_bytes,
-        layout.num_blocks,
+    run(
+        gather_op,
+        [pages],
+        planes_table([[layout.plane]]),
+        None,
         block_ids,
+        1,
+        None,
+        False,
         window,
         slots,
         slot_bytes,
@@ -139,23 +162,24 @@ def scatter(
     Raises:
         ValueError: as `gather_into`. Nothing has been written then.
     """
-    matched = torch.empty(slots.shape, dtype=torch.bool, device=slots.device)
-    _run(
-        _scatter,
+    status = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
+    run(
+        scatter_op,
         window,
         slots,
         slot_bytes,
-        pages,
-        layout.storage_offset,
-        layout.block_stride,
-        layout.page_bytes,
-        layout.num_blocks,
+        [pages],
+        planes_table([[layout.plane]]),
+        None,
         block_ids,
+        1,
+        None,
         checksums,
-        matched,
+        None,
+        status,
         num_threads,
     )
-    return matched
+    return status == 0
 
 
 def checksum(data: torch.Tensor) -> int:
@@ -165,5 +189,5 @@ def checksum(data: torch.Tensor) -> int:
         ValueError: for any other tensor.
     """
     result = torch.empty(1, dtype=torch.int64, device=data.device)
-    _run(_checksum, data, result)
+    run(_checksum, data, result)
     return int(result.item()) % 2**64
