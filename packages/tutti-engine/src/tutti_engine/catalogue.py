@@ -7,6 +7,7 @@ is durable: what the catalogue says after a crash may be too little, never too m
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import sqlite3
@@ -23,8 +24,11 @@ from tutti_engine.catalogue_batch import Batch, OnDurable, Removal, apply
 from tutti_engine.catalogue_connection import Connection, DamagedError
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
 from tutti_engine.catalogue_link import Link
+from tutti_engine.catalogue_mirror import Mirror
 from tutti_engine.catalogue_reading import read_counters, resident_chunks
 from tutti_engine.catalogue_record import Record, as_records, checked
+from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_scrub import Scrub
 from tutti_engine.errors import CatalogueError
 
 __all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
@@ -41,6 +45,9 @@ COMMIT_INTERVAL = 0.05
 
 TOUCH_INTERVAL = 5.0
 """Seconds that touches wait for a commit that happens anyway before they get one of their own."""
+
+AHEAD_PAUSE = 0.003
+"""Seconds between pieces of work that nobody waits for."""
 
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds between attempts of a failing commit, doubled from the first to the last."""
@@ -79,6 +86,8 @@ class Catalogue:
         self._path = path
         self._meta = meta
         self._link = Link(path, connection, meta, owned)
+        self._mirror: Mirror | None = None
+        self._scrub: Scrub | None = None
         self._changed = threading.Condition()
         self._queue: deque[Record | Removal] = deque()
         self._touched: dict[bytes, int] = {}
@@ -148,6 +157,45 @@ class Catalogue:
             if collecting:
                 gc.enable()
         return records
+
+    def residents(
+        self, num_slots: int, ranks: int, part_bytes: int, *, before_reading: Callable[[], None] | None = None
+    ) -> Residents:
+        """Return all rows as columns, from the slot table beside the database where that can be believed.
+
+        From now on the table is kept in step. ``before_reading`` is called, in this thread, when every row
+        has to come from the database: the moment to drop those that are no good.
+
+        Args:
+            num_slots: places of the store; rows have slots below it.
+            ranks: parts of a row's checksums.
+            part_bytes: bytes of one part.
+
+        Raises CatalogueError when the rows cannot be read.
+        """
+        mirror = Mirror(self._path.parent, num_slots, ranks, ranks * part_bytes)
+        self._mirror = mirror
+        found = self._call(lambda: mirror.load(self._link.get()))
+        if found is None:
+            if before_reading is not None:
+                before_reading()
+            found = self._call(lambda: self._read_residents(ChecksumTable(num_slots, ranks, part_bytes)))
+            self._call(lambda: mirror.begin(self._link.get()))
+        self._scrub = self._call(lambda: Scrub.of(self._link.get()))
+        return found
+
+    def _read_residents(self, checksums: ChecksumTable) -> Residents:
+        rows = self._link.get().execute("SELECT * FROM chunks")
+        found = Residents.from_rows([], checksums)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            while some := rows.fetchmany(READ_ROWS):
+                found.extend(some)
+        finally:
+            if collecting:
+                gc.enable()
+        return found
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -274,6 +322,11 @@ class Catalogue:
         function()
 
     @property
+    def table_complete(self) -> bool:
+        """Whether the next start can be a fast one: nothing is left to verify or to copy."""
+        return not self._has_work_ahead()
+
+    @property
     def last_error(self) -> str | None:
         """Why the last commit failed; None after one that succeeded."""
         return self._last_error
@@ -322,21 +375,61 @@ class Catalogue:
         try:
             while not self._is_over():
                 with self._changed:
-                    self._changed.wait_for(self._has_work, TOUCH_INTERVAL)
+                    ahead = self._has_work_ahead() and not self._failures
+                    self._changed.wait_for(self._has_work, AHEAD_PAUSE if ahead else TOUCH_INTERVAL)
                     self._changed.wait_for(self._is_urgent, self._pause())
                     calls, self._calls = self._calls, []
                     batch = self._take()
                 for call in calls:
                     call()
                 self._commit(batch)
+                self._work_ahead()
+            self._finish_table()
         finally:
             self._link.drop()
+            if self._mirror is not None:
+                self._mirror.close()
             with self._changed:
                 self._stopped = True
                 calls = self._calls
                 self._changed.notify_all()
             for function in calls + self._at_end:
                 function()
+
+    def _work_ahead(self) -> None:
+        """Do a piece of what is done beside the work: verify rows, make the slot table."""
+        if self._failures or not self._is_idle():
+            return
+        try:
+            if self._scrub is not None:
+                if self._scrub.step(self._link.get()):
+                    self._scrub = None
+            elif self._mirror is not None and self._mirror.building:
+                self._mirror.build(self._link.get())
+        except Exception as error:
+            self._scrub = None
+            if not self._replaced(error):
+                log.info("%s: work ahead of need failed: %s", self._path, error)
+
+    def _is_idle(self) -> bool:
+        with self._changed:
+            return not self._calls and self._give_up is None and len(self._queue) < MAX_COMMIT_OPERATIONS
+
+    def _has_work_ahead(self) -> bool:
+        return self._scrub is not None or (self._mirror is not None and self._mirror.building)
+
+    def _finish_table(self) -> None:
+        """Spare the next start the list of changes, when there is time left."""
+        if self._mirror is not None and not self._failures:
+            with contextlib.suppress(Exception):
+                self._mirror.sync(self._link.get(CLOSING_RETRY))
+
+    def _replaced(self, error: Exception) -> bool:
+        """Begin a new database if the error means that this one is damaged."""
+        if not file.is_damage(error):
+            return False
+        self._link.replace_damaged(str(error))
+        return True
 
     def _is_over(self) -> bool:
         with self._changed:
@@ -392,7 +485,16 @@ class Catalogue:
             if not batch.empty:
                 file.bound_log(connection, self._path)
                 with file.transaction(connection):
+                    if self._mirror is not None:
+                        self._mirror.before(connection, batch)
+                    else:
+                        # Nobody lists the changes: a table of an earlier owner no longer counts.
+                        file.set_table_id(connection, None, within=True)
                     cleared = apply(connection, batch)
+                    if self._mirror is not None:
+                        self._mirror.after(connection, batch)
+                if self._mirror is not None:
+                    self._mirror.apply(connection)
         except Exception as error:  # whatever it was, later changes need the thread
             self._keep(batch, error)
             return
@@ -420,6 +522,10 @@ class Catalogue:
             self._failures += 1
             self._retry_pause = min(LAST_RETRY, max(FIRST_RETRY, 2 * self._retry_pause))
             self._last_error = str(error)
+        if file.is_damage(error):
+            with contextlib.suppress(Exception):
+                self._replaced(error)
+                return
         if self._failures == 1:
             log.warning("%s cannot be written (%s): new chunks are not kept until it can", self._path, error)
         if self._failures % REOPEN_AFTER == 0:

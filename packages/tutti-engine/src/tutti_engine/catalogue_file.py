@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 CATALOGUE_NAME = "catalogue.db"
 
 APPLICATION_ID = 0x54555454
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: chunks, counters, meta. 2: also the lists of changed and of suspected slots."""
 
 PAGE_BYTES = 4096
 WAL_FRAME_BYTES = PAGE_BYTES + 24
@@ -32,6 +33,9 @@ MAX_COMMIT_OPERATIONS = 256
 
 MAX_KEY_BYTES = 64
 
+CHECKED_PAGES = 2048
+"""Databases up to this size, 8 MiB, are verified before they are used; larger ones beside the work."""
+
 OPEN_PATIENCE = 5.0
 """Seconds that a start waits for locks of other processes."""
 
@@ -42,6 +46,13 @@ SCHEMA = (
     "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+
+SCHEMA_ADDED_BY_2 = (
+    "CREATE TABLE changed (slot INTEGER PRIMARY KEY)",
+    "CREATE TABLE suspects (slot INTEGER PRIMARY KEY, failures INTEGER NOT NULL)",
+)
+
+SCHEMAS = {1: SCHEMA, 2: SCHEMA + SCHEMA_ADDED_BY_2}
 
 
 def reserved_bytes(num_chunks: int, checksum_bytes: int) -> int:
@@ -65,6 +76,10 @@ def reserved_bytes(num_chunks: int, checksum_bytes: int) -> int:
     return database + PAGE_BYTES + frames * WAL_FRAME_BYTES + index
 
 
+class NewerError(DamagedError):
+    """The catalogue was written by a later version."""
+
+
 SYSTEMS_ERRORS = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -81,6 +96,16 @@ SYSTEMS_ERRORS = (
 def is_systems(error: Exception) -> bool:
     """Return whether the system refused something, rather than the file being damaged."""
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith(SYSTEMS_ERRORS)
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether the file is at fault: it contradicts itself."""
+    if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)) or is_systems(error):
+        return False
+    texts = ("database disk image is malformed", "file is not a database")
+    return isinstance(error, DamagedError) or (
+        isinstance(error, sqlite3.DatabaseError) and str(error).startswith(texts)
+    )
 
 
 def connect(path: Path, patience: float = OPEN_PATIENCE) -> Connection:
@@ -115,14 +140,23 @@ def check(connection: sqlite3.Connection) -> None:
         return
     if application != APPLICATION_ID:
         raise DamagedError("it belongs to another application")
-    if version != SCHEMA_VERSION:
-        raise DamagedError(f"its schema is version {version}, this program reads {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise NewerError(f"its schema is version {version}, this program reads up to {SCHEMA_VERSION}")
+    if version not in SCHEMAS:
+        raise DamagedError(f"its schema is version {version}, which never was")
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    if pages <= CHECKED_PAGES:
+        verify(connection)
+    tables = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")
+    if sorted(str(sql) for (sql,) in tables) != sorted(SCHEMAS[version]):
+        raise DamagedError("its tables are others")
+
+
+def verify(connection: sqlite3.Connection) -> None:
+    """Raise DamagedError unless the database is sound in itself. Reads all of it."""
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise DamagedError(verdict.replace("\n", " "))
-    tables = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")
-    if sorted(str(sql) for (sql,) in tables) != sorted(SCHEMA):
-        raise DamagedError("its tables are others")
 
 
 def configure(connection: sqlite3.Connection) -> None:
@@ -134,9 +168,10 @@ def configure(connection: sqlite3.Connection) -> None:
     # Pages of one transaction stay in memory until its commit; spilling them would write them to the log
     # twice.
     connection.execute("PRAGMA cache_size = -32768")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version < SCHEMA_VERSION:
         with transaction(connection):
-            for statement in SCHEMA:
+            for statement in SCHEMA_ADDED_BY_2 if version == 1 else SCHEMAS[SCHEMA_VERSION]:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -152,28 +187,32 @@ def open_or_replace(path: Path) -> Connection:
     try:
         return connect(path)
     except DamagedError as error:
-        aside = set_aside(path)
+        aside = set_aside(path, NEWER if isinstance(error, NewerError) else DAMAGED)
         log.warning("%s cannot be used (%s): kept as %s, the store starts empty", path, error, aside.name)
         return connect(path)
 
 
-def set_aside_numbers(path: Path) -> dict[int, list[Path]]:
+DAMAGED, NEWER = "damaged", "newer"
+"""Kinds of catalogues that are set aside. Those of a newer version are never removed."""
+
+
+def set_aside_numbers(path: Path, kind: str = DAMAGED) -> dict[int, list[Path]]:
     """Return the files of catalogues that were set aside, by their number; the highest is the newest."""
     found: dict[int, list[Path]] = {}
     for each in path.parent.iterdir():
-        prefix, _, rest = each.name.rpartition(".damaged-")
+        prefix, _, rest = each.name.rpartition(f".{kind}-")
         number = rest.removesuffix("-wal").removesuffix("-shm")
         if prefix == path.name and number.isascii() and number.isdigit():
             found.setdefault(int(number), []).append(each)
     return found
 
 
-def set_aside(path: Path) -> Path:
-    """Rename the database and its side files to ``<path>.damaged-<n>``, the next number; return the new name.
+def set_aside(path: Path, kind: str = DAMAGED) -> Path:
+    """Rename the database and its side files to ``<path>.<kind>-<n>``, the next number; return the new name.
 
-    Earlier ones are removed: each costs room of the store, and the newest tells enough.
+    Earlier damaged ones are removed: each costs room of the store, and the newest tells enough.
     """
-    aside = Path(f"{path}.damaged-{max(set_aside_numbers(path), default=0) + 1}")
+    aside = Path(f"{path}.{kind}-{max(set_aside_numbers(path, kind), default=0) + 1}")
     # The log goes first: a crash in between must not leave it beside a new database.
     for tail in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
@@ -234,7 +273,7 @@ def bound_log(connection: sqlite3.Connection, path: Path) -> None:
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     """Return the table of settings; a value that is not JSON is left out."""
     meta: dict[str, Any] = {}
-    for name, value in connection.execute("SELECT name, value FROM meta"):
+    for name, value in connection.execute("SELECT name, value FROM meta WHERE name <> ?", (TABLE_ID,)):
         with contextlib.suppress(ValueError, TypeError):
             meta[name] = json.loads(value)
     return meta
@@ -266,7 +305,10 @@ def apply_facts(connection: sqlite3.Connection, path: Path, facts: Mapping[str, 
 def delete_where(connection: sqlite3.Connection, condition: str, values: Sequence[Any]) -> int:
     """Delete rows durably and return their number."""
     with transaction(connection):
-        return connection.execute(f"DELETE FROM chunks WHERE {condition}", values).rowcount
+        count: int = connection.execute(f"DELETE FROM chunks WHERE {condition}", values).rowcount
+        if count:
+            set_table_id(connection, None, within=True)
+        return count
 
 
 def shrink(connection: sqlite3.Connection) -> None:
@@ -306,3 +348,63 @@ def add_counters(connection: sqlite3.Connection, added: Mapping[str, int]) -> No
         "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
         added.items(),
     )
+
+
+TABLE_ID = "slot_table"
+"""Name of the setting with the slot table's id."""
+
+
+def table_id(connection: sqlite3.Connection) -> str | None:
+    """Return the id of the slot table that belongs to this database; None if none does."""
+    found = connection.execute("SELECT value FROM meta WHERE name = ?", (TABLE_ID,)).fetchone()
+    return found[0] if found else None
+
+
+def set_table_id(connection: sqlite3.Connection, identity: str | None, *, within: bool = False) -> None:
+    """Say durably which slot table is complete now; it counts only the changes from here on.
+
+    ``within`` an open transaction, else in one of its own.
+    """
+    with contextlib.nullcontext() if within else transaction(connection):
+        connection.execute("DELETE FROM meta WHERE name = ?", (TABLE_ID,))
+        connection.execute("DELETE FROM changed")
+        if identity is not None:
+            connection.execute("INSERT INTO meta VALUES (?, ?)", (TABLE_ID, identity))
+
+
+def list_changed(connection: sqlite3.Connection, slots: Iterable[int]) -> None:
+    """Add slots to the list of those that the slot table may show wrongly."""
+    connection.executemany("INSERT OR IGNORE INTO changed VALUES (?)", ((slot,) for slot in slots))
+
+
+def changed_slots(connection: sqlite3.Connection) -> list[int]:
+    """Return the list of changed slots."""
+    return [slot for (slot,) in connection.execute("SELECT slot FROM changed")]
+
+
+def forget_changed(connection: sqlite3.Connection) -> None:
+    """Empty the list of changed slots."""
+    with transaction(connection):
+        connection.execute("DELETE FROM changed")
+
+
+def rows_of_changed(connection: sqlite3.Connection) -> list[Any]:
+    """Return the rows of the changed slots that have one."""
+    return connection.execute("SELECT chunks.* FROM changed JOIN chunks USING (slot)").fetchall()
+
+
+def rows_between(connection: sqlite3.Connection, first: int, count: int) -> list[Any]:
+    """Return the rows of ``count`` slots from ``first`` on."""
+    return connection.execute(
+        "SELECT * FROM chunks WHERE slot BETWEEN ? AND ?", (first, first + count - 1)
+    ).fetchall()
+
+
+def row_of_slot(connection: sqlite3.Connection, slot: int) -> Any:
+    """Return the row of a slot; None if it has none."""
+    return connection.execute("SELECT * FROM chunks WHERE slot = ?", (slot,)).fetchone()
+
+
+def slots_of_key(connection: sqlite3.Connection, key: bytes) -> list[int]:
+    """Return the slot that has a row of that key, if there is one."""
+    return [slot for (slot,) in connection.execute("SELECT slot FROM chunks WHERE key = ?", (key,))]

@@ -76,6 +76,27 @@ class Link:
             self._path,
         )
 
+    def replace_damaged(self, reason: str) -> None:
+        """Set a database that turned out damaged while in use aside and begin a new one, with one line."""
+        self.drop()
+        if not self._owned():
+            return
+        aside = file.set_aside(self._path)
+        log.warning(
+            "%s is damaged (%s): kept as %s and begun anew: what was stored before is not found again after a"
+            " restart",
+            self._path,
+            reason,
+            aside.name,
+        )
+        connection = file.connect(self._path)
+        try:
+            file.write_meta(connection, self._meta)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._identity = connection, connection.identity
+
     def drop(self) -> None:
         """Close the connection, if there is one."""
         with self._lock:

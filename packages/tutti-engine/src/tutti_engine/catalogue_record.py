@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tutti_engine.catalogue_file import MAX_KEY_BYTES
 
-__all__ = ["MAX_NUMBER", "Record", "as_records", "as_row", "checked"]
+__all__ = ["MAX_NUMBER", "Record", "as_records", "as_row", "checked", "is_sound"]
 
 INT64_MAX = (1 << 63) - 1
 
@@ -72,3 +72,15 @@ def as_row(record: Record) -> tuple[int, bytes, int, int, bytes, int]:
     """Return a record's columns in the table's order."""
     key, slot, generation, checksums, last_used = record
     return slot, key, generation, len(checksums), b"".join(checksums), last_used
+
+
+def is_sound(row: tuple[int, bytes, int, int, bytes, int]) -> bool:
+    """Return whether a row is one that a planner wrote. SQLite keeps any type in any column."""
+    slot, key, generation, ranks, checksums, last_used = row
+    numbers = (slot, generation, ranks, last_used)
+    return (
+        all(isinstance(number, int) and 0 <= number <= MAX_NUMBER for number in numbers)
+        and isinstance(key, bytes)
+        and 1 <= len(key) <= MAX_KEY_BYTES
+        and isinstance(checksums, bytes)
+    )

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
+from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue
 from tutti_engine.catalogue_file import MAX_KEY_BYTES, remove_set_aside, reserved_bytes
+from tutti_engine.catalogue_mirror import MIN_SLOTS
 from tutti_engine.catalogue_record import MAX_NUMBER
+from tutti_engine.catalogue_residents import Residents
 from tutti_engine.errors import CatalogueError, GeometryError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
+from tutti_engine.slot_table import table_bytes
 from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout, choose_chunks_per_file
 from tutti_engine.store_roots import (
     NAMESPACE_FILE,
@@ -48,11 +51,14 @@ def bytes_needed(num_chunks: int, *, geometry: Geometry, ranks: int, roots: int)
     """Return an upper bound of what a store of ``num_chunks`` occupies on disk, everything included.
 
     That is: chunk slots of all ranks; the file system's mapping of them; database, write-ahead log and its
-    index as ``catalogue_file.reserved_bytes`` bounds them; in each root directories, lock and
-    ``namespace.json``.
+    index as ``catalogue_file.reserved_bytes`` bounds them, and the slot table; in each root
+    directories, lock and ``namespace.json``.
     """
     data = num_chunks * ranks * (geometry.chunk_bytes + geometry.num_layers * EXTENT_BYTES)
-    catalogue = reserved_bytes(num_chunks, ranks * geometry.num_layers * CHECKSUM_BYTES)
+    checksum_bytes = ranks * geometry.num_layers * CHECKSUM_BYTES
+    catalogue = reserved_bytes(num_chunks, checksum_bytes)
+    if num_chunks >= MIN_SLOTS:
+        catalogue += table_bytes(num_chunks, checksum_bytes)
     files = ranks * min(MAX_FILES_PER_ROOT, num_chunks)
     fixed = roots * ((ranks + 2 + files) * BLOCK_BYTES + NAMESPACE_FILE_BYTES)
     return data + catalogue + fixed
@@ -124,7 +130,7 @@ class LocalStore:
 
     layout: StoreLayout
     catalogue: Catalogue
-    records: list[Record] = field(repr=False)
+    records: Residents = field(repr=False)
     dropped_records: int
     _locks: contextlib.ExitStack = field(repr=False)
 
@@ -181,12 +187,19 @@ class LocalStore:
                 capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots), used=used
             )
             layout = settle_layout(catalogue, directories, geometry, num_chunks)
-            dropped = drop_unusable(catalogue, layout, ranks)
+            dropped = drop_placeless(catalogue, layout)
+
+            def drop_damaged() -> None:
+                nonlocal dropped
+                dropped += drop_unusable(catalogue, layout, ranks)
+
+            records = catalogue.residents(
+                layout.num_chunks, ranks, layout.num_layers * CHECKSUM_BYTES, before_reading=drop_damaged
+            )
             trim_files(layout, ranks)
             shrink_catalogue(catalogue, layout, ranks)
             write_namespace(layout, namespace)
             tell_other_namespaces(directories, capacity_bytes)
-            records = catalogue.records()
             stack.pop_all()
             return cls(layout, catalogue, records, dropped, owners)
 
@@ -260,11 +273,16 @@ def settle_layout(
     )
 
 
-def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
-    """Delete rows without a place and rows that are not what a planner wrote; return how many."""
+def drop_placeless(catalogue: Catalogue, layout: StoreLayout) -> int:
+    """Delete rows without a place and return how many."""
     gone = catalogue.drop_rows("slot < 0 OR slot >= ?", (layout.num_chunks,))
     if gone:
         log.info("%s: %d chunks have no place in the smaller store", layout.directories[0], gone)
+    return gone
+
+
+def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
+    """Delete rows that are not what a planner wrote; return how many."""
     bad = catalogue.drop_rows(
         "typeof(key) <> 'blob' OR length(key) NOT BETWEEN 1 AND ?"
         " OR typeof(generation) <> 'integer' OR generation NOT BETWEEN 0 AND ?"
@@ -274,7 +292,7 @@ def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
     )
     if bad:
         log.warning("%s: %d damaged rows are dropped", layout.directories[0], bad)
-    return gone + bad
+    return bad
 
 
 def tell_other_namespaces(directories: Sequence[Path], capacity_bytes: int) -> None:

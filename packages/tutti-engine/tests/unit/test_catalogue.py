@@ -179,9 +179,7 @@ def change_columns(path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    "damage", [damage_header, damage_page, truncate, make_foreign, make_newer, change_columns]
-)
+@pytest.mark.parametrize("damage", [damage_header, damage_page, truncate, make_foreign, change_columns])
 def test_unusable_file_is_kept_aside_and_replaced(
     damage: object, catalogue: Catalogue, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +195,66 @@ def test_unusable_file_is_kept_aside_and_replaced(
     assert reopened(path) == []
     assert path.with_name(f"{CATALOGUE_NAME}.damaged-2").exists()
     assert not path.with_name(f"{CATALOGUE_NAME}.damaged-1").exists(), "the newest is enough"
+
+
+def test_catalogue_of_a_newer_version_is_kept_for_ever(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = []
+    for turn in range(3):
+        assert reopened(path) == []
+        make_newer(path)
+        kept.append(path.read_bytes())
+        assert reopened(path) == []
+        path.write_bytes(b"damaged later")
+        reopened(path)
+        assert [
+            path.with_name(f"{CATALOGUE_NAME}.newer-{n + 1}").read_bytes() for n in range(turn + 1)
+        ] == kept
+    assert "its schema is version 999, this program reads up to 2" in caplog.records[0].message
+
+
+def make_first_version(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in catalogue_file.SCHEMAS[1]:
+            connection.execute(statement)
+        connection.execute("INSERT INTO chunks VALUES (3, x'6b65792d33', 1, 1, ?, 1700000000)", (b"c" * 16,))
+        connection.execute("INSERT INTO counters VALUES ('stored', 7)")
+        connection.execute("INSERT INTO meta VALUES ('layout_facts', ?)", ('{"num_layers": 2, "ranks": 1}',))
+        connection.execute(f"PRAGMA application_id = {catalogue_file.APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+
+def test_catalogue_of_the_first_version_is_taken_over(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_first_version(path)
+    assert reopened(path) == [record(3)]
+    assert reopened(path) == [record(3)], "once more, now that it is of today's version"
+    assert read_counters(path.parent) == {"stored": 7}
+    assert not caplog.records
+
+
+def test_large_database_is_verified_while_it_is_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(catalogue_file, "CHECKED_PAGES", 0)
+    catalogue = Catalogue.open(path, layout_facts=FACTS)
+    for slot in range(3000):
+        catalogue.put(record(slot))
+    catalogue.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE chunks SET key = 'text' WHERE slot = 2900")
+    connection.close()
+    catalogue = Catalogue.open(path, layout_facts=FACTS)
+    catalogue.put(record(5000))
+    assert catalogue.flush(10)
+    catalogue.residents(6000, 1, 16)
+    while not catalogue.table_complete:
+        catalogue.flush(0.01)
+    catalogue.put(record(1))
+    assert catalogue.flush(10)
+    assert [left.slot for left in catalogue.records()] == [1], "a new database was begun"
+    catalogue.close()
+    assert [entry.message for entry in caplog.records if "slot 2900 is no record" in entry.message]
+    assert path.with_name(f"{CATALOGUE_NAME}.damaged-1").exists()
 
 
 def test_only_the_newest_damaged_file_is_kept(path: Path) -> None:
