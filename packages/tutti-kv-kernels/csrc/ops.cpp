@@ -93,6 +93,10 @@ void scatter(const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
               arguments.storages, static_cast<std::int32_t*>(status.data_ptr()), workers);
 }
 
+void check_planes(const Tensor& planes, const std::vector<std::int64_t>& storage_bytes) {
+  static_cast<void>(make_layers(require_planes(planes), storage_bytes));
+}
+
 void checksum_out(const Tensor& data, const Tensor& result) {
   const Bytes bytes = require_bytes(data, "data");
   require_per_segment(result, ScalarType::Long, "result", 1);
@@ -122,11 +126,13 @@ STABLE_TORCH_LIBRARY(tutti_kv_kernels, m) {
       "scatter(Tensor window, Tensor slots, int slot_bytes, Tensor(a!)[] storages, Tensor planes, "
       "Tensor? layers, Tensor block_ids, int repeats, Tensor? token_ranges, Tensor checksums, "
       "Tensor? read_status, Tensor(b!) status, int workers) -> ()");
+  m.def("check_planes(Tensor planes, int[] storage_bytes) -> ()");
   m.def("checksum(Tensor data, Tensor(a!) result) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tutti_kv_kernels, CPU, m) {
   m.impl("gather", TORCH_BOX(&tutti::kv::gather));
   m.impl("scatter", TORCH_BOX(&tutti::kv::scatter));
+  m.impl("check_planes", TORCH_BOX(&tutti::kv::check_planes));
   m.impl("checksum", TORCH_BOX(&tutti::kv::checksum_out));
 }

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksummed gather and scatter between a paged KV cache and packed staging segments."""
 
-from tutti_kv_kernels.layout import LayoutError, PagedLayout
-from tutti_kv_kernels.ops import CHECKSUM_NAME, checksum, gather, gather_into, scatter, storage_bytes
+from tutti_kv_kernels.cache import PagedCache
+from tutti_kv_kernels.errors import LayoutError
+from tutti_kv_kernels.layout import PagedLayout
+from tutti_kv_kernels.layouts import FORMATS, KV_CACHE_LAYOUTS, Format
+from tutti_kv_kernels.layouts.storages import storage_bytes
+from tutti_kv_kernels.ops import CHECKSUM_NAME, ScatterStatus, checksum, gather, gather_into, scatter
 from tutti_kv_kernels.plane import Plane
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CHECKSUM_NAME",
+    "FORMATS",
+    "KV_CACHE_LAYOUTS",
+    "Format",
     "LayoutError",
+    "PagedCache",
     "PagedLayout",
     "Plane",
+    "ScatterStatus",
     "__version__",
     "checksum",
     "gather",

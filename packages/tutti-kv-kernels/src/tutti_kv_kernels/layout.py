@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from tutti_kv_kernels.errors import LayoutError
 from tutti_kv_kernels.plane import Plane
 
-__all__ = ["LayoutError", "PagedLayout"]
+__all__ = ["PagedLayout"]
 
 # Physical orders in which one (layer, block) page is a single run, with the order of H and N inside it.
 _ACCEPTED = {
@@ -22,10 +23,6 @@ _ACCEPTED = {
     "NHD": "NH",  # older name of LBNHC
 }
 _SPLIT = frozenset({"LHBNC", "BHLNC"})
-
-
-class LayoutError(ValueError):
-    """A layout that cannot be addressed as one run of bytes a page. The message says which rule it breaks."""
 
 
 @dataclass(frozen=True)

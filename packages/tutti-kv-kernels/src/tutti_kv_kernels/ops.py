@@ -7,15 +7,42 @@ value and rule. The GIL is released while bytes move. Calls on different slots a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import IntEnum
 from typing import Final
 
 import torch
 
 from tutti_kv_kernels._library import load
+from tutti_kv_kernels.errors import LayoutError
 from tutti_kv_kernels.layout import PagedLayout
 from tutti_kv_kernels.plane import planes_table
 
-__all__ = ["CHECKSUM_NAME", "checksum", "gather", "gather_into", "scatter", "storage_bytes"]
+__all__ = [
+    "CHECKSUM_NAME",
+    "ScatterStatus",
+    "check_planes",
+    "checksum",
+    "gather",
+    "gather_into",
+    "gather_op",
+    "run",
+    "scatter",
+    "scatter_op",
+]
+
+
+class ScatterStatus(IntEnum):
+    """What became of a segment in a scatter. Only ``OK`` segments were written."""
+
+    OK = 0
+    MISMATCH = 1
+    """The slot's bytes are not those that the checksum was taken of."""
+    NOT_READ = 2
+    """``read_status`` said that the slot was not filled."""
+    OUT_OF_RANGE = 3
+    """An id names no block; only where ids are checked on the device, elsewhere it is an error."""
+
 
 CHECKSUM_NAME: Final = "tutti64-1"
 """Names the checksum's formula; store it beside checksums that outlive the process."""
@@ -23,6 +50,7 @@ CHECKSUM_NAME: Final = "tutti64-1"
 load()
 gather_op = torch.ops.tutti_kv_kernels.gather.default
 scatter_op = torch.ops.tutti_kv_kernels.scatter.default
+_check_planes = torch.ops.tutti_kv_kernels.check_planes.default
 _checksum = torch.ops.tutti_kv_kernels.checksum.default
 
 
@@ -42,6 +70,11 @@ def _trace_scatter(
     *arguments: object,
 ) -> None:
     _check_devices(window, slots, *storages, *arguments)
+
+
+@torch.library.register_fake("tutti_kv_kernels::check_planes")
+def _trace_check_planes(planes: torch.Tensor, storage_bytes: list[int]) -> None:
+    """Has no result: the values of a traced tensor cannot be checked."""
 
 
 @torch.library.register_fake("tutti_kv_kernels::checksum")
@@ -67,11 +100,16 @@ def run(operator: torch._ops.OpOverload, *arguments: object) -> None:
         ) from error
 
 
-def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole untyped storage under ``tensor`` as a 1-D uint8 tensor that shares its memory."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
+def check_planes(planes: torch.Tensor, storages: Sequence[torch.Tensor]) -> None:
+    """Check a planes table against its storages, as the operators do at every call.
+
+    Raises:
+        LayoutError: naming the row, its value and its rule.
+    """
+    try:
+        _check_planes(planes, [storage.numel() for storage in storages])
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
 
 
 def gather(

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planes from the numbers that vLLM's ``KVCacheTensor`` states, without looking at any view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from tutti_kv_kernels.errors import LayoutError
+from tutti_kv_kernels.layouts.storages import StorageList
+from tutti_kv_kernels.layouts.strided import BlockTable, IdKind
+from tutti_kv_kernels.layouts.views import known_layout
+from tutti_kv_kernels.plane import OPAQUE, Plane
+
+__all__ = ["Placement", "planes_of_placements"]
+
+
+class Placement(Protocol):
+    """Where a set of layers of one shape lies: the fields of vLLM's ``KVCacheTensor`` that are used.
+
+    The page of ``layers[l]`` for block ``b`` starts at byte ``offset + l * layer_stride + b * block_stride``.
+    """
+
+    @property
+    def layers(self) -> Sequence[str]: ...
+    @property
+    def layer_stride(self) -> int: ...
+    @property
+    def block_stride(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+def planes_of_placements(
+    placements: Sequence[tuple[Placement, torch.Tensor]],
+    *,
+    kv_cache_layout: str | None,
+    page_bytes: int | Mapping[str, int],
+    num_heads: int | Mapping[str, int],
+    table: BlockTable,
+    storages: StorageList,
+) -> dict[str, list[Plane]]:
+    """Planes of each layer by name. Layers may share bytes: a block belongs to one group at a time.
+
+    Args:
+        placements: each placement with a tensor over its backing memory, whose storage begins where offsets
+            count from.
+        kv_cache_layout: the order that the server resolved, one of `KV_CACHE_LAYOUTS`.
+        page_bytes: bytes of one (layer, block) page, padding included; one number or one a layer.
+        num_heads: heads in a page, one number or one a layer; used only in LHBNC and BHLNC, where a page is
+            one run for each head.
+        table: the block table. Ids count blocks.
+        storages: takes the memory's storages.
+
+    Raises:
+        LayoutError: naming the layer and the value that breaks a rule.
+    """
+    order = known_layout(kv_cache_layout)
+    if table.ids is not IdKind.BLOCKS:
+        raise LayoutError("pages that are known by their size only are opaque: ids must count blocks")
+    layers: dict[str, list[Plane]] = {}
+    for placement, memory in placements:
+        storage = storages.index(memory)
+        for index, name in enumerate(placement.layers):
+            if name in layers:
+                raise LayoutError(f"layer {name!r} is placed twice")
+            offset = placement.offset + index * placement.layer_stride
+            page = Plane(
+                storage,
+                offset,
+                placement.block_stride,
+                table.num_blocks,
+                _number(page_bytes, name, "page_bytes"),
+            )
+            heads = 1 if order in _ONE_RUN else _number(num_heads, name, "num_heads")
+            layers[name] = [_split_heads(page, heads, order, name)]
+    return layers
+
+
+_ONE_RUN = frozenset({"LBHNC", "LBNHC", "BLHNC", "BLNHC"})
+
+
+def _split_heads(page: Plane, heads: int, order: str, name: str) -> Plane:
+    if heads == 1:
+        return page
+    if page.run_bytes % heads != 0:
+        raise LayoutError(f"layer {name!r}: page_bytes {page.run_bytes} are not divided by {heads} heads")
+    run_bytes = page.run_bytes // heads
+    # In LHBNC a head's blocks lie side by side, then come those of the next head; in BHLNC a block's heads
+    # are equally far apart, with the other layers' parts of the same head between them.
+    if order == "BHLNC" and page.block_stride % heads != 0:
+        raise LayoutError(f"layer {name!r}: block_stride {page.block_stride} is not divided by {heads} heads")
+    stride = page.block_stride * page.num_blocks if order == "LHBNC" else page.block_stride // heads
+    return Plane(
+        page.storage,
+        page.offset,
+        page.block_stride,
+        page.num_blocks,
+        run_bytes,
+        counts=(1, 1, heads),
+        strides=(0, 0, stride),
+        token_dim=OPAQUE,
+    )
+
+
+def _number(value: int | Mapping[str, int], name: str, what: str) -> int:
+    found = value if isinstance(value, int) else value.get(name)
+    if type(found) is not int or found < 1:
+        raise LayoutError(f"layer {name!r}: {what} must be an int of at least 1, got {found!r}")
+    return found
