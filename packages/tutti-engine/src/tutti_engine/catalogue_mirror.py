@@ -64,7 +64,10 @@ class Mirror:
                 raise ValueError("rows are damaged")
             if len(slots) > self._num_slots // 2 or not all(0 <= slot < self._num_slots for slot in slots):
                 raise ValueError("too much of it is out of date")
-            residents = table.load(self._ranks, ((slot, rows.get(slot)) for slot in slots))
+            # Into the file too: the list is emptied at the next sync.
+            for slot in slots:
+                write_row(table, slot, rows.get(slot))
+            residents = table.load(self._ranks)
         except (OSError, ValueError, IndexError) as error:
             log.info("%s is not used: %s", self._path, error)
             residents = None
@@ -125,7 +128,7 @@ class Mirror:
                 self._affected.update(change.slots)
 
     def after(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        """Within the transaction and after its changes: list the slots and keep their rows as they are now."""
+        """Within the transaction and after its changes: list the slots and keep their rows of now."""
         self._planned = []
         if self._table is None:
             return
@@ -146,10 +149,7 @@ class Mirror:
             for slot, row in planned:
                 if slot >= self._built:
                     continue
-                if row is None or len(row[4]) != self._checksum_bytes:
-                    table.remove(slot)
-                else:
-                    table.put(row)
+                write_row(table, slot, row)
             self._unsynced += len(planned)
             if self._unsynced >= SYNC_CHANGES:
                 self.sync(connection)
@@ -176,3 +176,11 @@ class Mirror:
         except (OSError, sqlite3.Error, ValueError, OverflowError) as error:
             log.info("%s is given up, the next start takes longer: %s", self._path, error)
             self.close()
+
+
+def write_row(table: SlotTable, slot: int, row: Row | None) -> None:
+    """Write what the database holds for a slot."""
+    if row is None or len(row[4]) != table.checksum_bytes:
+        table.remove(slot)
+    else:
+        table.put(row)

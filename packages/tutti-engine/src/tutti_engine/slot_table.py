@@ -134,8 +134,8 @@ class SlotTable:
         """Write one slot's last use."""
         write_all(self._fd, used.to_bytes(8, "little"), self._uses + slot * 8)
 
-    def load(self, ranks: int, changed: Iterable[tuple[int, Row | None]]) -> Residents | None:
-        """Return what the file holds, after ``changed`` slots got their rows; None if it makes no sense."""
+    def load(self, ranks: int) -> Residents | None:
+        """Return what the file holds; None if it makes no sense."""
         count, width = self.num_slots, self.checksum_bytes
         table = ChecksumTable(count, ranks, width // ranks)
         lengths, keys = bytearray(count), bytearray(count * MAX_KEY_BYTES)
@@ -144,13 +144,6 @@ class SlotTable:
         for column, start in (*columns, (uses, self._uses), (table.data, self._sums)):
             if not read_all(self._fd, column, start):
                 return None
-        for slot, row in changed:
-            lengths[slot] = 0
-            if row is not None:
-                lengths[slot] = len(row[1])
-                keys[slot * MAX_KEY_BYTES : slot * MAX_KEY_BYTES + len(row[1])] = row[1]
-                generations[slot], uses[slot] = row[2], row[5]
-                table.data[slot * width : (slot + 1) * width] = row[4]
         for numbers in (generations, uses):
             if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
                 return None

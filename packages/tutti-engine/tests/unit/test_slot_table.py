@@ -141,6 +141,7 @@ def test_crash_before_the_table_is_durable_costs_a_look_at_changed_rows_only(
     (crashed / SLOT_TABLE_NAME).write_bytes(before)
     catalogue.close()
     assert by_slot(from_table_alone(crashed, monkeypatch)) == wanted
+    assert by_slot(from_table_alone(crashed, monkeypatch)) == wanted, "the file was brought up to date"
 
 
 def shorten(path: Path) -> None:
