@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <string>
 #include <utility>
 
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/detail/paths.hpp"
+#include "tutti/runtime/detail/uri_text.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/storage_runtime.hpp"
 
@@ -13,6 +19,7 @@ namespace {
 constexpr std::uint32_t kMaxQueueDepth = 4096;
 constexpr std::uint32_t kMaxInFlight = 1 << 20;
 constexpr std::uint32_t kMaxThreads = 256;
+constexpr std::uint32_t kMaxOpenFiles = 1 << 20;
 
 void check_range(const char* key, std::uint32_t value, std::uint32_t most) {
   if (value < 1 || value > most) {
@@ -26,19 +33,53 @@ struct Chosen {
   std::string because;
 };
 
+/// Well under the process's limit: the program around the runtime needs descriptors of its own.
+std::uint32_t default_max_open_files() {
+  constexpr std::uint64_t most = 1024;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return most;
+  }
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(limit.rlim_cur / 4, 1, most));
+}
+
+detail::FileSettings file_settings(const FileConfig& config) {
+  detail::FileSettings files(config.direct);
+  files.no_follow = config.no_follow;
+  files.pool = std::make_shared<detail::FdPool>(
+      config.max_open_files != 0 ? config.max_open_files : default_max_open_files());
+  return files;
+}
+
 Chosen choose(const FileConfig& config) {
+  const detail::FileSettings files = file_settings(config);
   if (config.data_path == DataPathChoice::kPosix) {
-    return {detail::make_posix_path(config.direct, config.threads), "data_path=\"posix\" was asked for"};
+    return {detail::make_posix_path(files, config.threads), "data_path=\"posix\" was asked for"};
   }
   if (config.data_path == DataPathChoice::kUring) {
-    return {detail::make_uring_path(config.direct, config.queue_depth), "data_path=\"uring\" was asked for"};
+    return {detail::make_uring_path(files, config.queue_depth), "data_path=\"uring\" was asked for"};
   }
   try {
-    return {detail::make_uring_path(config.direct, config.queue_depth), "io_uring works here"};
+    return {detail::make_uring_path(files, config.queue_depth), "io_uring works here"};
   } catch (const SystemError& error) {
-    return {detail::make_posix_path(config.direct, config.threads),
+    return {detail::make_posix_path(files, config.threads),
             std::string("no io_uring here: ") + error.what()};
   }
+}
+
+// One grammar for roots and units: what a URI may name, the configuration may.
+detail::StripeDefaults stripe_defaults(const FileConfig& config) {
+  detail::StripeDefaults defaults{{}, config.unit};
+  if (!std::has_single_bit(config.unit) || config.unit < kIoAlignment || config.unit > kMaxStripeUnit) {
+    throw InvalidArgument("unit=" + std::to_string(config.unit) +
+                          " must be a power of two from 4096 to 1073741824");
+  }
+  for (const std::string& root : config.roots) {
+    if (const char* rule = detail::add_root(defaults.roots, root)) {
+      throw InvalidArgument("roots: '" + root + "' breaks the rule: " + rule);
+    }
+  }
+  return defaults;
 }
 
 }  // namespace
@@ -47,9 +88,10 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
   check_range("queue_depth", config.queue_depth, kMaxQueueDepth);
   check_range("max_in_flight", config.max_in_flight, kMaxInFlight);
   check_range("threads", config.threads, kMaxThreads);
+  check_range("max_open_files", std::max(config.max_open_files, 1U), kMaxOpenFiles);
   Chosen chosen = choose(config);
   return std::make_unique<StorageRuntime>(
-      std::move(chosen.path), StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
+      detail::make_striped_path(std::move(chosen.path), stripe_defaults(config)), StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
 }
 
 std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight) {

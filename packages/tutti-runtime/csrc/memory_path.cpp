@@ -44,12 +44,19 @@ class MemoryObject {
 
 class MemoryTarget final : public Target {
  public:
-  MemoryTarget(std::shared_ptr<MemoryObject> object, bool writable)
-      : Target(object->size(), writable), object_(std::move(object)) {}
+  MemoryTarget(std::string name, std::shared_ptr<MemoryObject> object, bool writable)
+      : Target(object->size(), writable), name_(std::move(name)), object_(std::move(object)) {}
 
   [[nodiscard]] std::byte* data() const noexcept { return object_->data(); }
+  [[nodiscard]] TargetInfo info() const override {
+    TargetInfo info = Target::info();
+    info.kind = "memory";
+    info.path = name_;
+    return info;
+  }
 
  private:
+  std::string name_;
   std::shared_ptr<MemoryObject> object_;
 };
 
@@ -59,7 +66,7 @@ class MemoryPath final : public DataPath {
 
   std::unique_ptr<Target> open(const TargetUri& uri, bool writable) override {
     if (uri.scheme != Scheme::kMemory) {
-      throw InvalidUri("target 'file://" + uri.path + "': a memory runtime opens mem://name?size=BYTES only");
+      throw InvalidUri("target '" + uri.path + "': a memory runtime opens mem://name?size=BYTES only");
     }
     std::lock_guard lock(mutex_);
     // Objects live as long as the runtime, so that close and open find the same bytes, as with a file.
@@ -75,7 +82,7 @@ class MemoryPath final : public DataPath {
       throw InvalidUri("target 'mem://" + uri.path + "?size=" + std::to_string(uri.size) +
                        "': it exists with size=" + std::to_string(object->size()) + "; use that size");
     }
-    return std::make_unique<MemoryTarget>(object, writable);
+    return std::make_unique<MemoryTarget>(uri.path, object, writable);
   }
 
   void submit(std::span<const IoOp> ops) override {

@@ -14,7 +14,7 @@ std::int64_t issue(const IoOp& op) noexcept {
   const int fd = file_of(op).fd();
   std::byte* address = op.address + op.done;
   const std::uint64_t left = op.length - op.done;
-  const auto offset = static_cast<off_t>(op.target_offset + op.done);
+  const auto offset = static_cast<off_t>(file_offset(op));
   ssize_t result = 0;
   switch (op.direction) {
     case Direction::kRead:
@@ -32,8 +32,8 @@ std::int64_t issue(const IoOp& op) noexcept {
 
 class PosixPath final : public DataPath {
  public:
-  PosixPath(DirectPolicy direct, std::uint32_t threads)
-      : opener_(direct), pool_("tutti-posix", threads, [this](IoOp& op) { run(op); }) {}
+  PosixPath(FileSettings files, std::uint32_t threads)
+      : opener_(std::move(files)), pool_("tutti-posix", threads, [this](IoOp& op) { run(op); }) {}
 
   void start(CompletionSink& sink) override { pool_.start(sink); }
 
@@ -48,8 +48,14 @@ class PosixPath final : public DataPath {
 
  private:
   void run(IoOp& op) noexcept {
+    FileTarget& file = file_of(op);
+    op.status = file.begin_use(op.direction);
+    if (op.status != 0) {
+      return;
+    }
     while (advance(op, issue(op), opener_) == Step::kAgain) {
     }
+    file.end_use(op.direction, op.status == 0);
   }
 
   FileOpener opener_;
@@ -58,8 +64,8 @@ class PosixPath final : public DataPath {
 
 }  // namespace
 
-std::unique_ptr<DataPath> make_posix_path(DirectPolicy direct, std::uint32_t threads) {
-  return std::make_unique<PosixPath>(direct, threads);
+std::unique_ptr<DataPath> make_posix_path(FileSettings files, std::uint32_t threads) {
+  return std::make_unique<PosixPath>(std::move(files), threads);
 }
 
 }  // namespace tutti::runtime::detail

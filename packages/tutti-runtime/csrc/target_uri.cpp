@@ -1,98 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tutti/runtime/target_uri.hpp"
 
-#include <cerrno>
-#include <charconv>
-#include <climits>
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <utility>
 
-#include "tutti/runtime/error.hpp"
+#include "tutti/runtime/detail/uri_text.hpp"
+#include "tutti/runtime/io.hpp"
 
 namespace tutti::runtime {
 namespace {
 
-constexpr std::string_view kFilePrefix = "file://";
-constexpr std::string_view kMemoryPrefix = "mem://";
+using detail::check_path;
+using detail::decode_path;
+using detail::parse_number;
+using detail::refuse_uri;
+
 constexpr std::size_t kMaxName = 200;
 
-[[noreturn]] void refuse(std::string_view uri, const std::string& rule) {
-  // A hostile URI can be megabytes long: the message shows its beginning.
-  constexpr std::size_t shown = 200;
-  std::string text(uri.substr(0, shown));
-  for (char& c : text) {
-    if (c == '\0') {
-      c = '?';
-    }
+std::string parse_absolute(std::string_view uri, std::string_view encoded, const char* rule) {
+  if (encoded.empty() || encoded.front() != '/') {
+    refuse_uri(uri, rule);
   }
-  throw InvalidUri("target URI '" + text + (uri.size() > shown ? "..." : "") + "': " + rule);
-}
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-char decode_escape(std::string_view uri, std::string_view rest) {
-  const int high = rest.size() > 1 ? hex_digit(rest[1]) : -1;
-  const int low = rest.size() > 2 ? hex_digit(rest[2]) : -1;
-  if (high < 0 || low < 0) {
-    refuse(uri, "'%' must be followed by two hexadecimal digits; write a percent sign as %25");
-  }
-  const char decoded = static_cast<char>(high * 16 + low);
-  if (decoded == '/') {
-    refuse(uri, "an encoded slash (%2F) would change the path's components; write '/'");
-  }
-  return decoded;
-}
-
-std::string decode_path(std::string_view uri, std::string_view encoded) {
-  std::string path;
-  path.reserve(encoded.size());
-  for (std::size_t i = 0; i < encoded.size(); ++i) {
-    char c = encoded[i];
-    if (c == '?' || c == '#') {
-      refuse(uri, "a file URI has no query and no fragment; write '?' as %3F and '#' as %23");
-    }
-    if (c == '%') {
-      c = decode_escape(uri, encoded.substr(i));
-      i += 2;
-    }
-    if (c == '\0') {
-      refuse(uri, "a path cannot hold a NUL byte");
-    }
-    path.push_back(c);
-  }
+  std::string path = decode_path(uri, encoded);
+  check_path(uri, path);
   return path;
 }
 
-void check_components(std::string_view uri, const std::string& path) {
-  for (std::size_t begin = 1; begin <= path.size();) {
-    const std::size_t end = std::min(path.find('/', begin), path.size());
-    const std::string_view component = std::string_view(path).substr(begin, end - begin);
-    if (component == "..") {
-      refuse(uri, "'..' components are refused; name the file by its own path");
-    }
-    if (component.size() > NAME_MAX) {
-      throw SystemError(ENAMETOOLONG, "a path component has " + std::to_string(component.size()) +
-                                          " bytes, at most " + std::to_string(NAME_MAX) + " are possible");
-    }
-    begin = end + 1;
-  }
-}
-
-TargetUri parse_file(std::string_view uri) {
-  const std::string_view encoded = uri.substr(kFilePrefix.size());
-  if (encoded.empty() || encoded.front() != '/') {
-    refuse(uri, "a file URI is file:///absolute/path, with three slashes and no host");
-  }
-  std::string path = decode_path(uri, encoded);
-  if (path.size() >= PATH_MAX) {
-    throw SystemError(ENAMETOOLONG, "the path has " + std::to_string(path.size()) + " bytes, at most " +
-                                        std::to_string(PATH_MAX - 1) + " are possible");
-  }
-  check_components(uri, path);
-  return {Scheme::kFile, std::move(path), 0};
+TargetUri parse_file(std::string_view uri, std::string_view rest) {
+  constexpr const char* rule = "a file URI is file:///absolute/path, with three slashes and no host";
+  return {Scheme::kFile, parse_absolute(uri, rest, rule)};
 }
 
 bool is_name(std::string_view name) {
@@ -101,37 +41,119 @@ bool is_name(std::string_view name) {
          name.find_first_not_of(allowed) == std::string_view::npos;
 }
 
-TargetUri parse_memory(std::string_view uri) {
-  const std::string_view rest = uri.substr(kMemoryPrefix.size());
-  const std::size_t mark = rest.find('?');
-  const std::string_view name = rest.substr(0, mark);
+/// What stands before the first `?`, and what behind it.
+std::pair<std::string_view, std::string_view> split_at_query(std::string_view rest) {
+  const std::size_t mark = std::min(rest.find('?'), rest.size());
+  return {rest.substr(0, mark), rest.substr(std::min(mark + 1, rest.size()))};
+}
+
+TargetUri parse_memory(std::string_view uri, std::string_view rest) {
+  const auto [name, query] = split_at_query(rest);
   if (!is_name(name)) {
-    refuse(uri, "a memory target's name has 1 to 200 characters of A-Z a-z 0-9 . _ -");
+    refuse_uri(uri, "a memory target's name has 1 to 200 characters of A-Z a-z 0-9 . _ -");
   }
   constexpr std::string_view key = "size=";
-  const std::string_view query = mark == std::string_view::npos ? std::string_view{} : rest.substr(mark + 1);
   if (query.substr(0, key.size()) != key) {
-    refuse(uri, "a memory target is mem://name?size=BYTES, and size is its only key");
+    refuse_uri(uri, "a memory target is mem://name?size=BYTES, and size is its only key");
   }
-  const std::string_view digits = query.substr(key.size());
-  std::uint64_t size = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
-  if (error != std::errc{} || end != digits.data() + digits.size() || size == 0 || size > INT64_MAX) {
-    refuse(uri, "size is a whole number of bytes, 1 to 2^63 - 1, in decimal digits");
+  return {Scheme::kMemory, std::string(name),
+          parse_number(uri, "size", query.substr(key.size()), 1, INT64_MAX)};
+}
+
+std::uint64_t parse_aligned(std::string_view uri, std::string_view key, std::string_view digits,
+                            std::uint64_t least) {
+  const std::uint64_t number = parse_number(uri, key, digits, least, INT64_MAX);
+  if (number % kIoAlignment != 0) {
+    refuse_uri(uri, std::string(key) + " is a multiple of 4096");
   }
-  return {Scheme::kMemory, std::string(name), size};
+  return number;
+}
+
+TargetUri parse_raw(std::string_view uri, std::string_view rest) {
+  constexpr std::array<std::string_view, 2> keys{"offset", "size"};
+  const auto [path, query] = split_at_query(rest);
+  TargetUri parsed{Scheme::kRaw,
+                   parse_absolute(uri, path, "a raw URI is raw:///absolute/path?offset=BYTES&size=BYTES")};
+  for (const auto& [key, value] : detail::split_query(uri, query, keys)) {
+    if (key == "offset") {
+      parsed.offset = parse_aligned(uri, key, value, 0);
+    } else {
+      parsed.size = parse_aligned(uri, key, value, kIoAlignment);
+    }
+  }
+  return parsed;
+}
+
+std::string parse_shard_path(std::string_view uri, std::string_view encoded) {
+  if (!encoded.empty() && encoded.front() == '/') {
+    encoded.remove_prefix(1);  // striped:///name is the same as striped://name
+  }
+  std::string path = decode_path(uri, encoded);
+  check_path(uri, path);
+  const std::string framed = "/" + path + "/";
+  if (framed.find("//") != std::string::npos || framed.find("/./") != std::string::npos) {
+    refuse_uri(uri, "a striped target's name is a relative path without empty and '.' components");
+  }
+  return path;
+}
+
+std::vector<std::string> parse_roots(std::string_view uri, std::string_view list, std::size_t name_size) {
+  std::vector<std::string> roots;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    std::string root = decode_path(uri, list.substr(begin, end - begin));
+    check_path(uri, root, name_size + 1);
+    if (const char* rule = detail::add_root(roots, std::move(root))) {
+      refuse_uri(uri, std::string("roots is a list of paths with commas between them (one in a path is %2C); ") +
+                          rule);
+    }
+    begin = end + 1;
+  }
+  return roots;
+}
+
+TargetUri parse_striped(std::string_view uri, std::string_view rest) {
+  constexpr std::array<std::string_view, 4> keys{"roots", "unit", "rot", "size"};
+  const auto [name, query] = split_at_query(rest);
+  TargetUri parsed{Scheme::kStriped, parse_shard_path(uri, name)};
+  std::optional<std::uint64_t> rotation;
+  for (const auto& [key, value] : detail::split_query(uri, query, keys)) {
+    if (key == "roots") {
+      parsed.roots = parse_roots(uri, value, parsed.path.size());
+    } else if (key == "unit") {
+      parsed.unit = parse_number(uri, key, value, kIoAlignment, kMaxStripeUnit);
+      if (!std::has_single_bit(parsed.unit)) {
+        refuse_uri(uri, "unit is a power of two");
+      }
+    } else if (key == "rot") {
+      rotation = parse_number(uri, key, value, 0, kMaxRoots - 1);
+    } else {
+      parsed.size = parse_aligned(uri, key, value, kIoAlignment);
+    }
+  }
+  parsed.rotation = static_cast<std::uint32_t>(rotation.value_or(0));
+  if (!parsed.roots.empty() && parsed.rotation >= parsed.roots.size()) {
+    refuse_uri(uri, "rot is less than the number of roots");
+  }
+  return parsed;
 }
 
 }  // namespace
 
 TargetUri parse_target_uri(std::string_view uri) {
-  if (uri.starts_with(kFilePrefix)) {
-    return parse_file(uri);
+  using Parser = TargetUri (*)(std::string_view, std::string_view);
+  constexpr std::array<std::pair<std::string_view, Parser>, 4> parsers{{{"file://", parse_file},
+                                                                        {"mem://", parse_memory},
+                                                                        {"striped://", parse_striped},
+                                                                        {"raw://", parse_raw}}};
+  for (const auto& [prefix, parse] : parsers) {
+    if (uri.starts_with(prefix)) {
+      return parse(uri, uri.substr(prefix.size()));
+    }
   }
-  if (uri.starts_with(kMemoryPrefix)) {
-    return parse_memory(uri);
-  }
-  refuse(uri, "a target is file:///absolute/path or mem://name?size=BYTES");
+  refuse_uri(uri,
+             "a target is file:///absolute/path, striped://name?roots=/a,/b, raw:///dev/name or "
+             "mem://name?size=BYTES");
 }
 
 }  // namespace tutti::runtime

@@ -76,7 +76,7 @@ void fill(abi::Sqe& sqe, const IoOp& op) noexcept {
   sqe.opcode = read ? abi::kRead : abi::kWrite;
   sqe.address = reinterpret_cast<std::uint64_t>(op.address + op.done);
   sqe.length = static_cast<std::uint32_t>(op.length - op.done);
-  sqe.offset = op.target_offset + op.done;
+  sqe.offset = file_offset(op);
   if (op.memory->buffer_index < 0) {
     return;
   }
@@ -91,8 +91,8 @@ void fill(abi::Sqe& sqe, const IoOp& op) noexcept {
 
 class UringPath final : public DataPath {
  public:
-  UringPath(DirectPolicy direct, std::uint32_t depth)
-      : opener_(direct), in_ring_(depth), slots_(kBufferTableSize) {
+  UringPath(FileSettings files, std::uint32_t depth)
+      : opener_(std::move(files)), in_ring_(depth), slots_(kBufferTableSize) {
     wake_fd_ = ::eventfd(0, EFD_CLOEXEC);
     if (wake_fd_ < 0) {
       const int error = errno;
@@ -266,12 +266,20 @@ class UringPath final : public DataPath {
 
   void issue_pending() noexcept {
     while (!pending_.empty() && !in_ring_.full()) {
+      IoOp& op = pending_.front();
+      op.status = file_of(op).begin_use(op.direction);
+      if (op.status != 0) {
+        sink_->complete({&op, 1});
+        pending_.pop_front();
+        continue;
+      }
       abi::Sqe* sqe = ring_->next_sqe();
       if (sqe == nullptr) {
+        file_of(op).end_use(op.direction, false);
         return;
       }
-      fill(*sqe, pending_.front());
-      sqe->user_data = in_ring_.put(pending_.front());
+      fill(*sqe, op);
+      sqe->user_data = in_ring_.put(op);
       pending_.pop_front();
     }
   }
@@ -286,7 +294,9 @@ class UringPath final : public DataPath {
         return;
       }
       IoOp& op = in_ring_[user_data];
-      (advance(op, result, opener_) == Step::kDone ? finished_ : again_).push_back(op);
+      const bool done = advance(op, result, opener_) == Step::kDone;
+      file_of(op).end_use(op.direction, done && op.status == 0);
+      (done ? finished_ : again_).push_back(op);
       in_ring_.remove(user_data);
     });
     // What is under way goes before what has not begun.
@@ -365,8 +375,8 @@ class UringPath final : public DataPath {
 
 }  // namespace
 
-std::unique_ptr<DataPath> make_uring_path(DirectPolicy direct, std::uint32_t queue_depth) {
-  return std::make_unique<UringPath>(direct, queue_depth);
+std::unique_ptr<DataPath> make_uring_path(FileSettings files, std::uint32_t queue_depth) {
+  return std::make_unique<UringPath>(std::move(files), queue_depth);
 }
 
 }  // namespace tutti::runtime::detail

@@ -49,7 +49,7 @@ BAD_URIS = {
     "file:///a%zz": "hexadecimal",
     "file:///a?b": "%3F",
     "file:///a#b": "%23",
-    "mem://x?size=4096": "file:///absolute/path only",
+    "mem://x?size=4096": "striped:// and raw:// only",
 }
 
 

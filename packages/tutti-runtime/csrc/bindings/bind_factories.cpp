@@ -21,7 +21,8 @@ T pick(const char* key, const std::string& value, std::initializer_list<std::pai
 }
 
 Holder make_file(const std::string& data_path, const std::string& direct, std::uint32_t queue_depth,
-                 std::uint32_t max_in_flight, std::uint32_t threads) {
+                 std::uint32_t max_in_flight, std::uint32_t threads, std::uint32_t max_open_files,
+                 const std::string& nofollow, std::vector<std::string> roots, std::uint64_t unit) {
   FileConfig config;
   config.data_path = pick<DataPathChoice>("data_path", data_path,
                                           {{"auto", DataPathChoice::kAuto},
@@ -33,6 +34,11 @@ Holder make_file(const std::string& data_path, const std::string& direct, std::u
   config.queue_depth = queue_depth;
   config.max_in_flight = max_in_flight;
   config.threads = threads;
+  config.max_open_files = max_open_files;
+  config.no_follow =
+      pick<NoFollow>("nofollow", nofollow, {{"last", NoFollow::kLast}, {"all", NoFollow::kAll}});
+  config.roots = std::move(roots);
+  config.unit = unit;
   py::gil_scoped_release release;
   return Holder(make_file_runtime(config).release());
 }
@@ -46,7 +52,7 @@ Holder make_memory(std::uint32_t max_in_flight) {
 void bind_factories(py::module_& module) {
   using namespace py::literals;
   module.def("make_file", &make_file, "data_path"_a, "direct"_a, "queue_depth"_a, "max_in_flight"_a,
-             "threads"_a);
+             "threads"_a, "max_open_files"_a, "nofollow"_a, "roots"_a, "unit"_a);
   module.def("make_memory", &make_memory, "max_in_flight"_a);
 }
 

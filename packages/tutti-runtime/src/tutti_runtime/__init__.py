@@ -20,7 +20,13 @@ from tutti_runtime.requests import (
     OpenResult,
     SubmitResult,
 )
-from tutti_runtime.runtime import Runtime, make_file_runtime, make_memory_runtime, make_runtime
+from tutti_runtime.runtime import (
+    Runtime,
+    make_file_runtime,
+    make_memory_runtime,
+    make_runtime,
+    make_striped_runtime,
+)
 
 __version__ = "0.1.0"
 
@@ -43,4 +49,5 @@ __all__ = [
     "make_file_runtime",
     "make_memory_runtime",
     "make_runtime",
+    "make_striped_runtime",
 ]

@@ -31,6 +31,14 @@ class StorageRuntime:
     def direct_fallbacks(self) -> int: ...
 
 def make_file(
-    data_path: str, direct: str, queue_depth: int, max_in_flight: int, threads: int
+    data_path: str,
+    direct: str,
+    queue_depth: int,
+    max_in_flight: int,
+    threads: int,
+    max_open_files: int,
+    nofollow: str,
+    roots: list[bytes],
+    unit: int,
 ) -> StorageRuntime: ...
 def make_memory(max_in_flight: int) -> StorageRuntime: ...

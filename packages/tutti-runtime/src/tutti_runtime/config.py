@@ -4,19 +4,45 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["FILE_KEYS", "MEMORY_KEYS", "check_choice", "check_int", "check_keys"]
+__all__ = [
+    "FILE_KEYS",
+    "MEMORY_KEYS",
+    "STRIPED_KEYS",
+    "check_choice",
+    "check_int",
+    "check_keys",
+    "check_roots",
+    "check_unit",
+]
 
 DATA_PATHS = ("auto", "uring", "posix")
 DIRECT_POLICIES = ("auto", "on", "off")
-KINDS = ("file", "memory")
+NOFOLLOW_POLICIES = ("last", "all")
+KINDS = ("file", "striped", "memory")
 
-FILE_KEYS = ("data_path", "direct", "queue_depth", "max_in_flight", "threads")
+FILE_KEYS = (
+    "data_path",
+    "direct",
+    "queue_depth",
+    "max_in_flight",
+    "threads",
+    "max_open_files",
+    "nofollow",
+)
+STRIPED_KEYS = ("roots", "unit", *FILE_KEYS)
 MEMORY_KEYS = ("max_in_flight",)
 
-_RANGES = {"queue_depth": (1, 4096), "max_in_flight": (1, 1 << 20), "threads": (1, 256)}
+_RANGES = {
+    "queue_depth": (1, 4096),
+    "max_in_flight": (1, 1 << 20),
+    "threads": (1, 256),
+    "max_open_files": (1, 1 << 20),
+}
+_MAX_ROOTS = 64
 
 
 def check_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
@@ -33,6 +59,35 @@ def check_int(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{key}={value!r} must be an int between {low} and {high}")
     return value
+
+
+def check_unit(value: object) -> int:
+    """Return ``value`` if it is a striping unit in bytes, else raise ``ValueError``."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 4096 <= value <= 1 << 30
+        or value & (value - 1)
+    ):
+        raise ValueError(f"unit={value!r} must be a power of two from 4096 to 1073741824")
+    return value
+
+
+def check_roots(value: object) -> list[bytes]:
+    """Return the folders of a striped runtime as bytes, else raise ``ValueError`` naming the one at fault."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"roots={value!r} must be a list of absolute paths")
+    roots: list[bytes] = []
+    for item in value:
+        if not isinstance(item, str | bytes | os.PathLike):
+            raise ValueError(f"roots: {item!r} must be a path")
+        root = os.fsencode(item)
+        if not root.startswith(b"/") or b"\0" in root:
+            raise ValueError(f"roots: {item!r} must be an absolute path without NUL")
+        roots.append(root)
+    if not 1 <= len(roots) <= _MAX_ROOTS:
+        raise ValueError(f"roots has {len(roots)} paths; it must have 1 to {_MAX_ROOTS}")
+    return roots
 
 
 def check_keys(spec: Mapping[str, Any], known: Iterable[str]) -> None:

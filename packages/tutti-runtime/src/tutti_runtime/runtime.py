@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,9 @@ from tutti_runtime import _core, config
 from tutti_runtime.errors import ForkedRuntimeError, RuntimeClosedError, TuttiRuntimeError
 from tutti_runtime.requests import REQUEST_DTYPE, Completion, OpenResult, SubmitResult
 
-__all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime"]
+__all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime", "make_striped_runtime"]
+
+_DEFAULT_UNIT = 1 << 20
 
 _log = logging.getLogger("tutti_runtime")
 
@@ -48,6 +51,13 @@ class Runtime:
         ``file:///absolute/path`` on a file runtime: the file must exist, be regular and not a symbolic
         link. It is never created or resized, and its size is taken at this moment. Every ``%XX`` is decoded
         once.
+        ``striped://name?roots=/a,/b&unit=BYTES&rot=N&size=BYTES`` on a file or striped runtime: one file
+        ``<root>/<name>`` per root, with the rules of ``file://`` for each. Unit k of the target is on root
+        (k + rot) mod roots, there as unit k div roots. ``size`` is by default everything before the first
+        byte that no shard holds. All keys are optional where the runtime has roots.
+        ``raw:///absolute/path?offset=BYTES&size=BYTES`` on a file runtime: a block device or an image file,
+        or a slice of it. A device that is opened writable is held exclusively: one that is mounted is
+        refused (EBUSY).
         ``mem://name?size=BYTES`` on a memory runtime: zeros at first; lives as long as the runtime.
 
         Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set)
@@ -218,15 +228,66 @@ def make_file_runtime(
     queue_depth: int = 64,
     max_in_flight: int = 4096,
     threads: int = 4,
+    max_open_files: int | None = None,
+    nofollow: str = "last",
 ) -> Runtime:
-    """Make a runtime for ``file://`` targets.
+    """Make a runtime for ``file://``, ``raw://`` and, with roots in the URI, ``striped://`` targets.
 
     ``data_path``: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it. ``direct``:
     ``"on"`` (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system takes it.
     ``queue_depth``: operations that io_uring holds at once. ``max_in_flight``: accepted and unfinished
-    requests. ``threads``: size of the posix pool. Raises ``ValueError`` naming the key, and ``OSError``
-    when ``"uring"`` is asked for and refused.
+    requests. ``threads``: size of the posix pool. ``max_open_files``: descriptors that are kept; a target
+    that was not used for the longest time loses its own and gets one again when it is used (``None``: a
+    quarter of the process's limit, at most 1024). ``nofollow``: ``"last"`` refuses a symbolic link as the
+    last component of a path, ``"all"`` in any. Raises ``ValueError`` naming the key, and ``OSError`` when
+    ``"uring"`` is asked for and refused.
     """
+    return _make_on_files(
+        [], _DEFAULT_UNIT, data_path, direct, queue_depth, max_in_flight, threads, max_open_files, nofollow
+    )
+
+
+def make_striped_runtime(
+    *,
+    roots: Iterable[str | bytes | os.PathLike[str]],
+    unit: int = _DEFAULT_UNIT,
+    data_path: str = "auto",
+    direct: str = "auto",
+    queue_depth: int = 64,
+    max_in_flight: int = 4096,
+    threads: int = 4,
+    max_open_files: int | None = None,
+    nofollow: str = "last",
+) -> Runtime:
+    """Make a file runtime whose ``striped://name`` targets lie on ``roots`` in units of ``unit`` bytes.
+
+    ``roots``: 1 to 64 absolute paths of folders, one per drive. ``unit``: a power of two from 4 KiB to 1 GiB.
+    Both stand in where a URI names none. All other keys are those of :func:`make_file_runtime`.
+    """
+    return _make_on_files(
+        config.check_roots(roots),
+        config.check_unit(unit),
+        data_path,
+        direct,
+        queue_depth,
+        max_in_flight,
+        threads,
+        max_open_files,
+        nofollow,
+    )
+
+
+def _make_on_files(
+    roots: list[bytes],
+    unit: int,
+    data_path: str,
+    direct: str,
+    queue_depth: int,
+    max_in_flight: int,
+    threads: int,
+    max_open_files: int | None,
+    nofollow: str,
+) -> Runtime:
     return Runtime(
         _core.make_file(
             config.check_choice("data_path", data_path, config.DATA_PATHS),
@@ -234,6 +295,10 @@ def make_file_runtime(
             config.check_int("queue_depth", queue_depth),
             config.check_int("max_in_flight", max_in_flight),
             config.check_int("threads", threads),
+            0 if max_open_files is None else config.check_int("max_open_files", max_open_files),
+            config.check_choice("nofollow", nofollow, config.NOFOLLOW_POLICIES),
+            roots,
+            unit,
         )
     )
 
@@ -244,8 +309,8 @@ def make_memory_runtime(*, max_in_flight: int = 4096) -> Runtime:
 
 
 def make_runtime(spec: Mapping[str, Any]) -> Runtime:
-    """Make a runtime from a mapping: ``kind`` is ``"file"`` or ``"memory"``, other keys are those of its
-    function.
+    """Make a runtime from a mapping: ``kind`` is ``"file"``, ``"striped"`` or ``"memory"``, other keys are
+    those of its function.
 
     Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad
     value.
@@ -253,9 +318,15 @@ def make_runtime(spec: Mapping[str, Any]) -> Runtime:
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec={spec!r} must be a mapping")
     if "kind" not in spec:
-        raise ValueError("key 'kind' is missing; it must be 'file' or 'memory'")
+        raise ValueError("key 'kind' is missing; it must be 'file', 'striped' or 'memory'")
     kind = config.check_choice("kind", spec["kind"], config.KINDS)
-    known = config.FILE_KEYS if kind == "file" else config.MEMORY_KEYS
+    makers: dict[str, tuple[Callable[..., Runtime], tuple[str, ...]]] = {
+        "file": (make_file_runtime, config.FILE_KEYS),
+        "striped": (make_striped_runtime, config.STRIPED_KEYS),
+        "memory": (make_memory_runtime, config.MEMORY_KEYS),
+    }
+    maker, known = makers[kind]
     config.check_keys(spec, ("kind", *known))
-    settings = {key: value for key, value in spec.items() if key != "kind"}
-    return make_file_runtime(**settings) if kind == "file" else make_memory_runtime(**settings)
+    if kind == "striped" and "roots" not in spec:
+        raise ValueError("key 'roots' is missing; it must be a list of absolute paths")
+    return maker(**{key: value for key, value in spec.items() if key != "kind"})

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace tutti::runtime {
 
@@ -15,12 +17,22 @@ enum class DirectPolicy {
   kOff,   ///< buffered
 };
 
+/// Where a symbolic link in a target's path is refused.
+enum class NoFollow {
+  kLast,  ///< in the last component
+  kAll,   ///< in any component; needs openat2 (Linux 5.6)
+};
+
 struct FileConfig {
   DataPathChoice data_path = DataPathChoice::kAuto;
   DirectPolicy direct = DirectPolicy::kAuto;
   std::uint32_t queue_depth = 64;      ///< uring: operations in the ring at once, 1 to 4096
   std::uint32_t max_in_flight = 4096;  ///< accepted and not finished items, 1 to 1048576
   std::uint32_t threads = 4;           ///< posix: size of the pool, 1 to 256
+  std::uint32_t max_open_files = 0;    ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
+  NoFollow no_follow = NoFollow::kLast;
+  std::vector<std::string> roots;      ///< of striped targets whose URI names none
+  std::uint64_t unit = std::uint64_t{1} << 20;  ///< of striped targets whose URI names none, in bytes
 };
 
 /// @throws InvalidArgument for a number outside its range; SystemError when the data path cannot be made

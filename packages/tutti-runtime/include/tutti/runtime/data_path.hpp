@@ -7,29 +7,55 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tutti/runtime/io.hpp"
 #include "tutti/runtime/target_uri.hpp"
 
 namespace tutti::runtime {
 
+/// What there is to know of an open target.
+struct TargetInfo {
+  std::string kind;  ///< "file", "device", "memory" or "striped"
+  std::string path;  ///< of the file; else the name
+  std::uint64_t size = 0;
+  std::uint64_t offset = 0;  ///< where the target begins in its file or device
+  bool writable = false;
+  bool direct = false;     ///< O_DIRECT is in use
+  std::uint64_t root = 0;  ///< equal for targets on one drive; `st_dev` of a file
+  std::uint64_t inode = 0;
+  std::uint64_t unit = 0;  ///< striped: bytes
+  std::uint32_t rotation = 0;
+  std::vector<TargetInfo> shards;  ///< striped: in the order of the roots
+};
+
 /// An open target. A data path derives its own; StorageRuntime owns it and keeps it open while I/O is in
 /// flight.
 class Target {
  public:
-  Target(std::uint64_t size, bool writable) : size_(size), writable_(writable) {}
+  Target(std::uint64_t size, bool writable, bool composite = false)
+      : size_(size), writable_(writable), composite_(composite) {}
   virtual ~Target() = default;
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   [[nodiscard]] bool writable() const noexcept { return writable_; }
+  /// Made of other targets: only the decorator that made it can use it.
+  [[nodiscard]] bool composite() const noexcept { return composite_; }
+  [[nodiscard]] virtual TargetInfo info() const {
+    TargetInfo info;
+    info.size = size_;
+    info.writable = writable_;
+    return info;
+  }
 
   std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
 
  private:
   std::uint64_t size_;
   bool writable_;
+  bool composite_;
 };
 
 /// A registered memory range of the caller.
@@ -50,6 +76,7 @@ struct IoOp {
   std::uint64_t length = 0;
   void* batch = nullptr;  ///< the runtime's own; data paths hand it back untouched
   std::uint32_t item = 0;
+  bool part = false;            ///< a piece that StripedPath made; `batch` is then its own
   std::uint32_t attempts = 0;   ///< retries without progress
   bool buffered_retry = false;  ///< O_DIRECT was refused once for this operation
   std::uint64_t done = 0;       ///< bytes moved so far

@@ -20,4 +20,9 @@ enum class Step {
   return static_cast<FileTarget&>(*op.target);
 }
 
+/// Where the rest of the operation begins in its file.
+[[nodiscard]] inline std::uint64_t file_offset(const IoOp& op) noexcept {
+  return file_of(op).base() + op.target_offset + op.done;
+}
+
 }  // namespace tutti::runtime::detail

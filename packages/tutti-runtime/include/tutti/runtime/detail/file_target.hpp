@@ -8,37 +8,72 @@
 
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/fd_pool.hpp"
+#include "tutti/runtime/detail/open_file.hpp"
 
 namespace tutti::runtime::detail {
 
-/// A regular file, opened once. O_DIRECT is a flag of the open file description that can be dropped while it
-/// is in use, so one descriptor serves both modes and a flush sees the writes of both.
-class FileTarget final : public Target {
+/// A regular file or block device. O_DIRECT is a flag of the open file description that can be dropped while
+/// it is in use, so one descriptor serves both modes and a flush sees the writes of both.
+class FileTarget final : public Target, public PooledFile {
  public:
+  /// What else there is to know of a file that was opened by FileOpener.
+  struct Details {
+    std::shared_ptr<FdPool> pool;  ///< null: the descriptor stays open
+    bool is_device = false;
+    std::uint64_t base = 0;         ///< where the target begins in the file
+    std::uint64_t needed_size = 0;  ///< the least that the file must hold to be the same
+    FileIdentity identity;
+    NoFollow no_follow = NoFollow::kLast;
+  };
+
   FileTarget(int fd, std::string path, std::uint64_t size, bool writable, bool direct, bool may_fall_back);
+  FileTarget(int fd, std::string path, std::uint64_t size, bool writable, bool direct, bool may_fall_back,
+             Details details);
   ~FileTarget() override;
 
-  [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] bool direct() const noexcept { return direct_.load(std::memory_order_acquire); }
   [[nodiscard]] bool may_fall_back() const noexcept { return may_fall_back_; }
+  [[nodiscard]] std::uint64_t base() const noexcept { return details_.base; }
+  [[nodiscard]] const FileIdentity& identity() const noexcept { return details_.identity; }
+  [[nodiscard]] TargetInfo info() const override;
 
   /// Drops O_DIRECT. True for the one call that did it.
   bool drop_direct() noexcept;
 
+  /// Makes fd() good for one system call of an operation. @returns 0, or the errno that is the operation's
+  /// status: ESTALE when the path no longer names this file, EMFILE, or a flush's error of an earlier write.
+  [[nodiscard]] int begin_use(Direction direction) noexcept;
+  /// Once for every begin_use() that gave 0.
+  void end_use(Direction direction, bool succeeded) noexcept;
+
  private:
-  const int fd_;
+  [[nodiscard]] int reopen() noexcept override;
+
   const std::string path_;
   std::atomic<bool> direct_;
   const bool may_fall_back_;
+  const Details details_;
 };
 
-/// Opens files under one O_DIRECT policy and counts the targets that could not keep it.
+/// How files are opened. A policy alone is the usual case.
+struct FileSettings {
+  DirectPolicy direct = DirectPolicy::kAuto;
+  NoFollow no_follow = NoFollow::kLast;
+  std::shared_ptr<FdPool> pool;  ///< shared by all data paths of a runtime; null: no limit
+
+  FileSettings(DirectPolicy policy) : direct(policy) {}  // NOLINT(google-explicit-constructor)
+};
+
+/// Opens files and block devices under one policy and counts the targets that could not keep O_DIRECT.
 class FileOpener {
  public:
-  explicit FileOpener(DirectPolicy policy) : policy_(policy) {}
+  explicit FileOpener(FileSettings settings) : settings_(std::move(settings)) {}
 
-  /// The file must exist, be regular and not a symbolic link; it is never created or resized.
+  /// What is opened must exist and not be a symbolic link; it is never created or resized. `file` takes
+  /// regular files, `raw` block devices too: one that is opened writable is held exclusively, so a mounted
+  /// device is refused (EBUSY), and nobody can mount it meanwhile.
   /// @throws InvalidUri, SystemError with the path
   [[nodiscard]] std::unique_ptr<Target> open(const TargetUri& uri, bool writable);
 
@@ -50,8 +85,9 @@ class FileOpener {
 
  private:
   int open_fd(const std::string& path, int flags, bool& direct);
+  std::unique_ptr<Target> adopt(int fd, const TargetUri& uri, bool writable, bool direct);
 
-  const DirectPolicy policy_;
+  const FileSettings settings_;
   std::atomic<std::uint64_t> fallbacks_{0};
 };
 

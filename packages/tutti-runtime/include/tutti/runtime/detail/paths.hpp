@@ -3,9 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/file_target.hpp"
 
 namespace tutti::runtime::detail {
 
@@ -13,9 +16,18 @@ namespace tutti::runtime::detail {
 [[nodiscard]] std::unique_ptr<DataPath> make_memory_path();
 
 /// pread and pwrite on a pool of `threads` threads.
-[[nodiscard]] std::unique_ptr<DataPath> make_posix_path(DirectPolicy direct, std::uint32_t threads);
+[[nodiscard]] std::unique_ptr<DataPath> make_posix_path(FileSettings files, std::uint32_t threads);
 
 /// io_uring, one thread that submits and reaps. @throws SystemError when the kernel has no usable io_uring.
-[[nodiscard]] std::unique_ptr<DataPath> make_uring_path(DirectPolicy direct, std::uint32_t queue_depth);
+[[nodiscard]] std::unique_ptr<DataPath> make_uring_path(FileSettings files, std::uint32_t queue_depth);
+
+/// Opens striped:// targets as one shard per root on `next` and splits their operations; all other targets
+/// and operations pass through. `roots` and `unit` stand in where a URI names none.
+struct StripeDefaults {
+  std::vector<std::string> roots;
+  std::uint64_t unit = std::uint64_t{1} << 20;
+};
+[[nodiscard]] std::unique_ptr<DataPath> make_striped_path(std::unique_ptr<DataPath> next,
+                                                          StripeDefaults defaults);
 
 }  // namespace tutti::runtime::detail
