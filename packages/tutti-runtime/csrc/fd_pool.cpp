@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <utility>
 
 namespace tutti::runtime::detail {
@@ -11,6 +12,8 @@ namespace {
 
 // A clean file costs nothing to close, so a few of the oldest are looked at; the list may be long.
 constexpr int kLooks = 16;
+// Not an errno: every descriptor there may be is in use.
+constexpr int kFull = INT_MIN;
 
 }  // namespace
 
@@ -70,26 +73,29 @@ void FdPool::make_room(Lock& lock) noexcept {
   }
 }
 
-int FdPool::open_with_room(Lock& lock, const std::function<int()>& open) {
+int FdPool::open_with_room(Lock& lock, const std::function<int()>& open, bool force) {
   make_room(lock);
+  if (open_ >= limit_ && in_use_ > 0 && !force) {
+    return kFull;
+  }
   ++open_;
-  lock.unlock();
-  int fd = open();
-  lock.lock();
-  while ((fd == -EMFILE || fd == -ENFILE) && close_one(lock)) {
+  int fd = 0;
+  bool no_descriptor = false;
+  do {
     lock.unlock();
     fd = open();
     lock.lock();
-  }
+    no_descriptor = fd == -EMFILE || fd == -ENFILE;
+  } while (no_descriptor && close_one(lock));
   if (fd < 0) {
     --open_;
   }
-  return fd;
+  return no_descriptor && in_use_ > 0 && !force ? kFull : fd;
 }
 
 int FdPool::open_new(const std::function<int()>& open) {
   Lock lock(mutex_);
-  return open_with_room(lock, open);
+  return open_with_room(lock, open, true);
 }
 
 void FdPool::add(PooledFile& file) noexcept {
@@ -122,31 +128,49 @@ void FdPool::remove(PooledFile& file) noexcept {
   ::close(fd);
 }
 
-int FdPool::acquire(PooledFile& file) noexcept {
+void FdPool::count_user(PooledFile& file) noexcept {
+  if (file.users_++ == 0) {
+    ++in_use_;
+  }
+}
+
+int FdPool::acquire(PooledFile& file, Patience patience) noexcept {
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return !file.opening_; });
-  if (file.fd_ >= 0) {
-    if (file.users_++ == 0 && file.may_close_) {
-      unlink_idle(file);
+  while (true) {
+    changed_.wait(lock, [&] { return !file.opening_; });
+    if (file.fd_ >= 0) {
+      if (file.users_ == 0 && file.may_close_) {
+        unlink_idle(file);
+      }
+      count_user(file);
+      return 0;
     }
-    return 0;
+    file.opening_ = true;
+    const int fd = open_with_room(lock, [&file] { return file.reopen(); }, patience == Patience::kForce);
+    file.opening_ = false;
+    changed_.notify_all();
+    if (fd >= 0) {
+      file.fd_ = fd;
+      count_user(file);
+      ++reopened_;
+      return 0;
+    }
+    if (fd != kFull || patience == Patience::kNever) {
+      return fd == kFull ? EAGAIN : -fd;
+    }
+    changed_.wait(lock, [this, seen = releases_] { return releases_ != seen; });
   }
-  file.opening_ = true;
-  const int fd = open_with_room(lock, [&file] { return file.reopen(); });
-  file.opening_ = false;
-  changed_.notify_all();
-  if (fd < 0) {
-    return -fd;
-  }
-  file.fd_ = fd;
-  file.users_ = 1;
-  ++reopened_;
-  return 0;
 }
 
 void FdPool::release(PooledFile& file) noexcept {
   Lock lock(mutex_);
-  if (--file.users_ == 0 && file.may_close_) {
+  if (--file.users_ > 0) {
+    return;
+  }
+  --in_use_;
+  ++releases_;
+  changed_.notify_all();
+  if (file.may_close_) {
     link_idle(file);
     while (open_ > limit_ && close_one(lock)) {
     }

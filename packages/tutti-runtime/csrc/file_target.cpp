@@ -59,11 +59,11 @@ bool FileTarget::drop_direct() noexcept {
   return direct_.exchange(false, std::memory_order_acq_rel);
 }
 
-int FileTarget::begin_use(Direction direction) noexcept {
+int FileTarget::begin_use(Direction direction, Patience patience) noexcept {
   if (details_.pool == nullptr) {
     return 0;
   }
-  const int error = details_.pool->acquire(*this);
+  const int error = details_.pool->acquire(*this, patience);
   if (error != 0 || direction != Direction::kFlush) {
     return error;
   }

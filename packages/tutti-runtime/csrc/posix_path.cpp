@@ -49,7 +49,7 @@ class PosixPath final : public DataPath {
  private:
   void run(IoOp& op) noexcept {
     FileTarget& file = file_of(op);
-    op.status = file.begin_use(op.direction);
+    op.status = file.begin_use(op.direction, Patience::kWait);
     if (op.status != 0) {
       return;
     }

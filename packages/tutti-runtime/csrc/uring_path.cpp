@@ -267,7 +267,10 @@ class UringPath final : public DataPath {
   void issue_pending() noexcept {
     while (!pending_.empty() && !in_ring_.full()) {
       IoOp& op = pending_.front();
-      op.status = file_of(op).begin_use(op.direction);
+      op.status = file_of(op).begin_use(op.direction, in_ring_.empty() ? Patience::kForce : Patience::kNever);
+      if (op.status == EAGAIN) {
+        return;  // a completion in the ring frees a descriptor
+      }
       if (op.status != 0) {
         sink_->complete({&op, 1});
         pending_.pop_front();

@@ -39,8 +39,15 @@ class PooledFile {
   PooledFile* next_ = nullptr;
 };
 
-/// Keeps at most `limit` descriptors open by closing the least recently used idle ones. Only when more files
-/// than that are in use at one moment are there more. Thread-safe; no lock is held in a system call.
+/// What acquire() does when no descriptor is to be had because all are in use.
+enum class Patience {
+  kWait,   ///< waits until one is released
+  kNever,  ///< gives EAGAIN: the caller has some in use itself and comes back
+  kForce,  ///< goes over the limit: the caller has none in use, and nobody may ever wake it
+};
+
+/// Keeps at most `limit` descriptors open by closing the least recently used idle ones. Thread-safe; no lock is
+/// held in a system call.
 class FdPool {
  public:
   struct Counts {
@@ -61,8 +68,8 @@ class FdPool {
   /// Closes the descriptor. Nothing may be using the file.
   void remove(PooledFile& file) noexcept;
 
-  /// Makes file.fd() good until release(). @returns 0 or the errno of the file's reopening.
-  [[nodiscard]] int acquire(PooledFile& file) noexcept;
+  /// Makes file.fd() good until release(). @returns 0, the errno of the file's reopening, or EAGAIN.
+  [[nodiscard]] int acquire(PooledFile& file, Patience patience) noexcept;
   void release(PooledFile& file) noexcept;
 
   /// Between acquire() and release(): the page cache now holds writes of this descriptor, or a flush has
@@ -80,12 +87,15 @@ class FdPool {
   void unlink_idle(PooledFile& file) noexcept;
   bool close_one(Lock& lock) noexcept;
   void make_room(Lock& lock) noexcept;
-  int open_with_room(Lock& lock, const std::function<int()>& open);
+  void count_user(PooledFile& file) noexcept;
+  int open_with_room(Lock& lock, const std::function<int()>& open, bool force);
 
   const std::uint32_t limit_;
   mutable std::mutex mutex_;  ///< guards everything below and the private part of every file
   std::condition_variable changed_;
   std::uint32_t open_ = 0;
+  std::uint32_t in_use_ = 0;     ///< files with users
+  std::uint64_t releases_ = 0;   ///< files that lost their last user
   std::uint64_t closed_ = 0;
   std::uint64_t reopened_ = 0;
   PooledFile* oldest_ = nullptr;

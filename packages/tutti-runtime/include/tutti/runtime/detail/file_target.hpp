@@ -42,9 +42,10 @@ class FileTarget final : public Target, public PooledFile {
   /// Drops O_DIRECT. True for the one call that did it.
   bool drop_direct() noexcept;
 
-  /// Makes fd() good for one system call of an operation. @returns 0, or the errno that is the operation's
-  /// status: ESTALE when the path no longer names this file, EMFILE, or a flush's error of an earlier write.
-  [[nodiscard]] int begin_use(Direction direction) noexcept;
+  /// Makes fd() good for one system call of an operation. @returns 0; EAGAIN with Patience::kNever when it is
+  /// to be tried again after an end_use(); or the errno that is the operation's status: ESTALE when the path
+  /// no longer names this file, EMFILE, or a flush's error of an earlier write.
+  [[nodiscard]] int begin_use(Direction direction, Patience patience) noexcept;
   /// Once for every begin_use() that gave 0.
   void end_use(Direction direction, bool succeeded) noexcept;
 
