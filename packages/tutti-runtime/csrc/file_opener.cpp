@@ -40,8 +40,8 @@ void require_kind(const struct stat& info, bool devices, const std::string& path
   if (S_ISREG(info.st_mode) || (devices && S_ISBLK(info.st_mode))) {
     return;
   }
-  const std::string wanted = devices ? "a raw target must be a block device or an image file"
-                                     : "a target must be a regular file";
+  const std::string wanted =
+      devices ? "a raw target must be a block device or an image file" : "a target must be a regular file";
   if (S_ISDIR(info.st_mode)) {
     throw SystemError(EISDIR, wanted + "; this is a directory", path);
   }
@@ -77,7 +77,8 @@ std::uint64_t slice_size(const TargetUri& uri, std::uint64_t capacity) {
   if (uri.scheme == Scheme::kFile) {
     return capacity;
   }
-  const std::uint64_t rest = uri.offset > capacity ? 0 : (capacity - uri.offset) / kIoAlignment * kIoAlignment;
+  const std::uint64_t rest =
+      uri.offset > capacity ? 0 : (capacity - uri.offset) / kIoAlignment * kIoAlignment;
   if (rest == 0 || uri.size > rest) {
     throw InvalidUri("target 'raw://" + uri.path + "?offset=" + std::to_string(uri.offset) +
                      "&size=" + std::to_string(uri.size) + "': it holds " + std::to_string(capacity) +
@@ -137,8 +138,8 @@ std::unique_ptr<Target> FileOpener::open(const TargetUri& uri, bool writable) {
   // O_NONBLOCK: should a FIFO have taken the file's place meanwhile, open() does not wait for its other end.
   // O_EXCL: of a block device, this is the kernel's own lock against mounts and other writers.
   const bool exclusive = writable && S_ISBLK(info.st_mode);
-  const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK |
-                    (exclusive ? O_EXCL : 0);
+  const int flags =
+      (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (exclusive ? O_EXCL : 0);
   const int fd = open_fd(path, flags, direct);
   if (fd == -EBUSY && exclusive) {
     throw SystemError(EBUSY, "the block device is in use: it is mounted, or another opener holds it", path);
@@ -177,8 +178,8 @@ std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, 
   details.identity = identity_of(fd.get(), info);
   details.no_follow = settings_.no_follow;
   const bool may_fall_back = settings_.direct == DirectPolicy::kAuto;
-  auto target = std::make_unique<FileTarget>(fd.get(), path, size, writable, direct, may_fall_back,
-                                             std::move(details));
+  auto target =
+      std::make_unique<FileTarget>(fd.get(), path, size, writable, direct, may_fall_back, std::move(details));
   fd.release();
   return target;
 }

@@ -46,8 +46,8 @@ std::uint32_t default_max_open_files() {
 detail::FileSettings file_settings(const FileConfig& config) {
   detail::FileSettings files(config.direct);
   files.no_follow = config.no_follow;
-  files.pool = std::make_shared<detail::FdPool>(
-      config.max_open_files != 0 ? config.max_open_files : default_max_open_files());
+  files.pool = std::make_shared<detail::FdPool>(config.max_open_files != 0 ? config.max_open_files
+                                                                           : default_max_open_files());
   return files;
 }
 
@@ -62,8 +62,7 @@ Chosen choose(const FileConfig& config) {
   try {
     return {detail::make_uring_path(files, config.queue_depth), "io_uring works here"};
   } catch (const SystemError& error) {
-    return {detail::make_posix_path(files, config.threads),
-            std::string("no io_uring here: ") + error.what()};
+    return {detail::make_posix_path(files, config.threads), std::string("no io_uring here: ") + error.what()};
   }
 }
 
@@ -91,7 +90,8 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
   check_range("max_open_files", std::max(config.max_open_files, 1U), kMaxOpenFiles);
   Chosen chosen = choose(config);
   return std::make_unique<StorageRuntime>(
-      detail::make_striped_path(std::move(chosen.path), stripe_defaults(config)), StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
+      detail::make_striped_path(std::move(chosen.path), stripe_defaults(config)),
+      StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
 }
 
 std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight) {

@@ -138,6 +138,7 @@ std::uint64_t StorageRuntime::open(const std::string& uri, bool writable) {
     check_usable();
   }
   std::unique_ptr<Target> target = path_->open(parse_target_uri(uri), writable);
+  target->uri = uri;
   std::lock_guard lock(mutex_);
   check_usable();
   const auto handle = targets_.insert(std::move(target));
@@ -145,6 +146,17 @@ std::uint64_t StorageRuntime::open(const std::string& uri, bool writable) {
     too_many("targets");
   }
   return *handle;
+}
+
+StorageRuntime::TargetFacts StorageRuntime::query(std::uint64_t handle) {
+  require_owner();
+  std::lock_guard lock(mutex_);
+  check_usable();
+  const std::unique_ptr<Target>* const slot = targets_.find(handle);
+  if (slot == nullptr) {
+    bad_handle("target", handle);
+  }
+  return {(*slot)->uri, (*slot)->info()};
 }
 
 void StorageRuntime::close(std::uint64_t handle) {

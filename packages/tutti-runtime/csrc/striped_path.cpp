@@ -50,7 +50,7 @@ struct Parent {
   IoOp op;
   Group* group = nullptr;
   std::atomic<std::uint32_t> remaining{0};
-  std::mutex mutex;  ///< guards the next two
+  std::mutex mutex;        ///< guards the next two
   std::uint64_t good = 0;  ///< bytes before the first failure
   std::int32_t status = 0;
 };
@@ -132,7 +132,8 @@ class StripedPath final : public DataPath, private CompletionSink {
   DataPathCaps caps() const override {
     DataPathCaps caps = next_->caps();
     caps.features_used["striping"] =
-        "a request on a striped target counts once in max_in_flight and is one operation per striping unit to "
+        "a request on a striped target counts once in max_in_flight and is one operation per striping unit "
+        "to "
         "the data path";
     return caps;
   }

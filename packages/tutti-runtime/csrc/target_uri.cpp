@@ -104,8 +104,9 @@ std::vector<std::string> parse_roots(std::string_view uri, std::string_view list
     std::string root = decode_path(uri, list.substr(begin, end - begin));
     check_path(uri, root, name_size + 1);
     if (const char* rule = detail::add_root(roots, std::move(root))) {
-      refuse_uri(uri, std::string("roots is a list of paths with commas between them (one in a path is %2C); ") +
-                          rule);
+      refuse_uri(
+          uri,
+          std::string("roots is a list of paths with commas between them (one in a path is %2C); ") + rule);
     }
     begin = end + 1;
   }

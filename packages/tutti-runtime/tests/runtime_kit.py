@@ -86,6 +86,11 @@ def run(runtime: tr.Runtime, requests: np.ndarray, timeout: float = 30.0) -> tr.
     return runtime.wait(result.handle, timeout)
 
 
+def open_files() -> int:
+    """Descriptors of this process; the look at them counts as one."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def file_system(path: Path) -> str:
     best, kind = "", "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -11,15 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_kit import KIB, PAGE, Setup, batch, request, run
+from runtime_kit import KIB, PAGE, Setup, batch, open_files, request, run
 
 import tutti_runtime as tr
 
 SIZE = 64 * KIB
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from runtime_kit import FILE_PATHS, KIB, PAGE, Buffer, batch, make, pair_id, request, run
+from runtime_kit import FILE_PATHS, KIB, PAGE, Buffer, batch, make, open_files, pair_id, request, run
 from stripe_model import place_of, striped_size
 
 import tutti_runtime as tr
@@ -47,7 +47,9 @@ class Stripes:
         more = "".join(f"&{key}={value}" for key, value in keys.items())
         return f"striped://{quote(name)}?roots={roots}{more}"
 
-    def run(self, direction: int, target: int, offset: int, length: int, memory_offset: int = 0) -> tr.Completion:
+    def run(
+        self, direction: int, target: int, offset: int, length: int, memory_offset: int = 0
+    ) -> tr.Completion:
         return run(
             self.runtime, batch(request(direction, self.memory, memory_offset, target, offset, length))
         )
@@ -168,7 +170,7 @@ def test_rotation_moves_the_first_unit(stripes: Stripes) -> None:
 
 def test_a_shard_that_cannot_be_opened_closes_the_others(stripes: Stripes) -> None:
     paths = stripes.shards("x", [UNIT] * 4)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     paths[2].unlink()
     with pytest.raises(FileNotFoundError) as caught:
         stripes.runtime.open(stripes.uri("x", 4, unit=UNIT))
@@ -180,7 +182,7 @@ def test_a_shard_that_cannot_be_opened_closes_the_others(stripes: Stripes) -> No
     os.link(paths[1], paths[2])
     with pytest.raises(tr.InvalidUriError, match="one and the same file"):
         stripes.runtime.open(stripes.uri("x", 4, unit=UNIT))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_names_can_have_folders_and_odd_letters(stripes: Stripes) -> None:
@@ -266,7 +268,7 @@ def test_a_striped_runtime_has_roots_of_its_own(tmp_path: Path) -> None:
         assert [shard["path"] for shard in facts["shards"]] == [str(root / "x") for root in roots]
         with pytest.raises(tr.InvalidUriError, match="rot=2 must be less"):
             runtime.open("striped://x?rot=2")
-        with pytest.raises(tr.InvalidUriError, match="no roots|mem://"):
+        with pytest.raises(tr.InvalidUriError, match="mem://"):
             runtime.open("mem://x?size=4096")
         assert "striping" in runtime.caps()["features_used"]
 

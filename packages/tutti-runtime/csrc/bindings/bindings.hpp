@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -37,6 +38,9 @@ py::array_t<T> to_array(const std::vector<T>& values) {
 /// @throws InvalidArgument for a negative number or no number.
 [[nodiscard]] std::optional<Duration> to_timeout(std::optional<double> seconds);
 
+/// The Python exception that stands for one of C++.
+[[nodiscard]] py::object to_exception(const std::exception_ptr& error);
+
 /// Makes exceptions of this library Python's. Once per module.
 void translate_errors();
 
@@ -44,5 +48,6 @@ void translate_errors();
 using Class = py::class_<StorageRuntime, Holder>;
 Class bind_runtime(py::module_& module);
 void bind_factories(py::module_& module);
+void bind_targets(Class& runtime);
 
 }  // namespace tutti::runtime::bindings

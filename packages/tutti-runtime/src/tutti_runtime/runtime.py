@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti_runtime import _core, config
-from tutti_runtime.errors import ForkedRuntimeError, RuntimeClosedError, TuttiRuntimeError
+from tutti_runtime.errors import (
+    ForkedRuntimeError,
+    InvalidUriError,
+    RuntimeClosedError,
+    TuttiRuntimeError,
+)
 from tutti_runtime.requests import REQUEST_DTYPE, Completion, OpenResult, SubmitResult
 
 __all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime", "make_striped_runtime"]
@@ -63,23 +68,42 @@ class Runtime:
         Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set)
         for what the system refuses.
         """
-        if not isinstance(uri, str):
-            raise TypeError(f"uri={uri!r} must be a str")
+        _check_uri(uri)
         target = self._core.open(uri, bool(writable))
         self._say_fallback()
         return target
 
     def open_batch(self, uris: Iterable[str], *, writable: bool = True) -> list[OpenResult]:
-        """Open many targets; one that fails takes no other with it."""
-        results = []
-        for uri in uris:
+        """Open many targets, on several threads; one that fails takes no other with it.
+
+        The results are in the order of ``uris``. Raises only ``RuntimeClosedError`` and
+        ``ForkedRuntimeError``.
+        """
+        items = list(uris)
+        results: list[OpenResult | None] = [None] * len(items)
+        places = []
+        for i, uri in enumerate(items):
             try:
-                results.append(OpenResult(self.open(uri, writable=writable), None))
-            except (RuntimeClosedError, ForkedRuntimeError):
-                raise
-            except (TuttiRuntimeError, OSError, ValueError, TypeError) as error:
-                results.append(OpenResult(None, error))
-        return results
+                _check_uri(uri)
+                places.append(i)
+            except (TypeError, ValueError) as error:
+                results[i] = OpenResult(None, error)
+        opened = self._core.open_batch([items[i] for i in places], bool(writable))
+        for i, outcome in zip(places, opened, strict=True):
+            results[i] = OpenResult(*outcome)
+        self._say_fallback()
+        return [result for result in results if result is not None]
+
+    def query(self, target: int) -> dict[str, Any]:
+        """What an open target is.
+
+        Keys: ``uri`` as it was opened; ``kind`` (``"file"``, ``"device"``, ``"memory"`` or ``"striped"``);
+        ``path``; ``size`` and ``offset`` in bytes, the latter being where a slice begins in its file;
+        ``writable``; ``direct``: whether O_DIRECT is in use now; ``root``: equal for targets on one drive
+        (``st_dev`` of a file). A striped target also has ``unit`` in bytes, ``rotation`` and ``shards``, a
+        list of such dicts in the order of the roots. Raises ``InvalidHandleError``.
+        """
+        return self._core.query(target)
 
     def close(self, target: int) -> None:
         """Close a target. Raises ``BusyError`` while its I/O is in flight, and then it stays open."""
@@ -219,6 +243,17 @@ class Runtime:
             _log.warning(
                 "O_DIRECT is refused by the file system of %d target(s): buffered I/O is used for them", count
             )
+
+
+def _check_uri(uri: object) -> None:
+    if not isinstance(uri, str):
+        raise TypeError(f"uri={uri!r} must be a str")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise InvalidUriError(
+            f"target URI {uri[:200]!r}: it is not valid Unicode; write bytes that are no text as %XX"
+        ) from None
 
 
 def make_file_runtime(

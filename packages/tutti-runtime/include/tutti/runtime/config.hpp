@@ -31,7 +31,7 @@ struct FileConfig {
   std::uint32_t threads = 4;           ///< posix: size of the pool, 1 to 256
   std::uint32_t max_open_files = 0;    ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
   NoFollow no_follow = NoFollow::kLast;
-  std::vector<std::string> roots;      ///< of striped targets whose URI names none
+  std::vector<std::string> roots;               ///< of striped targets whose URI names none
   std::uint64_t unit = std::uint64_t{1} << 20;  ///< of striped targets whose URI names none, in bytes
 };
 

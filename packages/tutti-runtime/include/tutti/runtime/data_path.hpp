@@ -51,6 +51,7 @@ class Target {
   }
 
   std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
+  std::string uri;              ///< as it was opened; set by the runtime
 
  private:
   std::uint64_t size_;

@@ -46,6 +46,13 @@ class StorageRuntime final : private CompletionSink {
   /// @throws InvalidUri, SystemError
   [[nodiscard]] std::uint64_t open(const std::string& uri, bool writable);
 
+  /// What was opened, and as what. @throws InvalidHandle
+  struct TargetFacts {
+    std::string uri;
+    TargetInfo info;
+  };
+  [[nodiscard]] TargetFacts query(std::uint64_t target);
+
   /// @throws InvalidHandle; Busy while I/O of the target is in flight.
   void close(std::uint64_t target);
 

@@ -21,21 +21,21 @@ inline constexpr std::uint64_t kMaxStripeUnit = std::uint64_t{1} << 30;
 ///                            %3F and %23; no `..` component, no NUL, no encoded slash
 ///   mem://name?size=BYTES    name of 1 to 200 characters of A-Z a-z 0-9 . _ -; size > 0
 ///   striped://name?roots=/a,/b&unit=BYTES&rot=N&size=BYTES
-///                            name is a relative path below every root, written like a file's path and without
-///                            empty, `.` or `..` components; all keys are optional and stand at most once.
-///                            roots: 1 to 64 different absolute paths, a comma in one written %2C and a `&`
-///                            %26. unit: power of two, 4 KiB to 1 GiB. rot: which root holds the first unit,
-///                            counted from 0, less than the number of roots. size: multiple of 4 KiB
+///                            name is a relative path below every root, written like a file's path and
+///                            without empty, `.` or `..` components; all keys are optional and stand at most
+///                            once. roots: 1 to 64 different absolute paths, a comma in one written %2C and a
+///                            `&` %26. unit: power of two, 4 KiB to 1 GiB. rot: which root holds the first
+///                            unit, counted from 0, less than the number of roots. size: multiple of 4 KiB
 ///   raw:///absolute/path?offset=BYTES&size=BYTES
 ///                            block device or image file; the slice begins at offset, a multiple of 4 KiB
 struct TargetUri {
   Scheme scheme;
-  std::string path;                ///< absolute path; memory: the name; striped: path below each root
-  std::uint64_t size = 0;          ///< memory: required; raw, striped: 0 for all there is
-  std::uint64_t offset = 0;        ///< raw only
+  std::string path;                  ///< absolute path; memory: the name; striped: path below each root
+  std::uint64_t size = 0;            ///< memory: required; raw, striped: 0 for all there is
+  std::uint64_t offset = 0;          ///< raw only
   std::vector<std::string> roots{};  ///< striped only; empty for the runtime's own
-  std::uint64_t unit = 0;          ///< striped only; 0 for the runtime's own
-  std::uint32_t rotation = 0;      ///< striped only
+  std::uint64_t unit = 0;            ///< striped only; 0 for the runtime's own
+  std::uint32_t rotation = 0;        ///< striped only
 };
 
 /// @throws InvalidUri naming the URI and the rule; SystemError(ENAMETOOLONG) for a path the system cannot

@@ -30,11 +30,11 @@ class PooledFile {
 
   int fd_;
   const bool may_close_;
-  std::uint32_t users_ = 0;      ///< between acquire() and release()
-  bool opening_ = false;         ///< one thread is in reopen()
-  std::uint32_t retiring_ = 0;   ///< threads that write dirty pages out before their descriptor goes
-  bool unsynced_ = false;        ///< buffered writes that no fdatasync on this descriptor has covered
-  std::int32_t sync_error_ = 0;  ///< of that last fdatasync; the next flush reports it
+  std::uint32_t users_ = 0;         ///< between acquire() and release()
+  bool opening_ = false;            ///< one thread is in reopen()
+  std::uint32_t retiring_ = 0;      ///< threads that write dirty pages out before their descriptor goes
+  bool unsynced_ = false;           ///< buffered writes that no fdatasync on this descriptor has covered
+  std::int32_t sync_error_ = 0;     ///< of that last fdatasync; the next flush reports it
   PooledFile* previous_ = nullptr;  ///< in the list of idle files
   PooledFile* next_ = nullptr;
 };
@@ -46,21 +46,21 @@ enum class Patience {
   kForce,  ///< goes over the limit: the caller has none in use, and nobody may ever wake it
 };
 
-/// Keeps at most `limit` descriptors open by closing the least recently used idle ones. Thread-safe; no lock is
-/// held in a system call.
+/// Keeps at most `limit` descriptors open by closing the least recently used idle ones. Thread-safe; no lock
+/// is held in a system call.
 class FdPool {
  public:
   struct Counts {
     std::uint32_t limit;
     std::uint32_t open;
-    std::uint64_t closed;    ///< descriptors closed to make room
+    std::uint64_t closed;  ///< descriptors closed to make room
     std::uint64_t reopened;
   };
 
   explicit FdPool(std::uint32_t limit) noexcept : limit_(limit) {}
 
-  /// Calls `open` (descriptor or -errno) with room for one more, again after EMFILE and ENFILE while there are
-  /// idle files to close. The descriptor must then be handed to add() or to drop().
+  /// Calls `open` (descriptor or -errno) with room for one more, again after EMFILE and ENFILE while there
+  /// are idle files to close. The descriptor must then be handed to add() or to drop().
   [[nodiscard]] int open_new(const std::function<int()>& open);
   void add(PooledFile& file) noexcept;
   void drop(int fd) noexcept;
@@ -94,8 +94,8 @@ class FdPool {
   mutable std::mutex mutex_;  ///< guards everything below and the private part of every file
   std::condition_variable changed_;
   std::uint32_t open_ = 0;
-  std::uint32_t in_use_ = 0;     ///< files with users
-  std::uint64_t releases_ = 0;   ///< files that lost their last user
+  std::uint32_t in_use_ = 0;    ///< files with users
+  std::uint64_t releases_ = 0;  ///< files that lost their last user
   std::uint64_t closed_ = 0;
   std::uint64_t reopened_ = 0;
   PooledFile* oldest_ = nullptr;

@@ -50,7 +50,8 @@ void for_each_piece(const Stripe& stripe, std::uint64_t offset, std::uint64_t le
 
 /// The target's size when shard i holds `sizes[i]` bytes: everything before the first byte that no shard has.
 /// At most INT64_MAX.
-[[nodiscard]] constexpr std::uint64_t striped_size(const Stripe& stripe, std::span<const std::uint64_t> sizes) {
+[[nodiscard]] constexpr std::uint64_t striped_size(const Stripe& stripe,
+                                                   std::span<const std::uint64_t> sizes) {
   std::uint64_t least = INT64_MAX;
   for (std::uint32_t shard = 0; shard < stripe.shards; ++shard) {
     // The first byte that this shard lacks is in row `rows`, at the shard's place in the row.
