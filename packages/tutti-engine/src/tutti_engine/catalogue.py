@@ -214,6 +214,13 @@ class Catalogue:
         """
         return self._call(lambda: file.delete_where(self._link.get(), condition, values))
 
+    def retired_slots(self, limit: int) -> list[int]:
+        """Return the slots that are not used any more, waiting for the writer thread.
+
+        More than ``limit`` are no sign of a bad place but of lost files: then all of them are forgiven.
+        """
+        return self._call(lambda: file.retired_slots(self._link.get(), limit))
+
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, waiting for it. Raises CatalogueError."""
         self._call(lambda: file.shrink(self._link.get()))
@@ -233,8 +240,12 @@ class Catalogue:
             self._queued_puts += 1
             self._enqueue(record)
 
-    def remove(self, slots: Sequence[int], on_durable: OnDurable) -> None:
+    def remove(self, slots: Sequence[int], on_durable: OnDurable, *, suspect: bool = False) -> None:
         """Queue the removal of the rows of ``slots``; never dropped.
+
+        ``suspect`` slots held what did not verify. It may have been their drive: such a slot is filled once
+        more, and after ``MAX_FAILURES`` of them it is left out of the call and never used again (see
+        ``retired_slots``).
 
         ``on_durable`` is called from the writer thread once no crash can bring the rows back, and not before.
         It gets the slots, those without a row too; many slots come in several calls. It must be quick and
@@ -242,7 +253,8 @@ class Catalogue:
         """
         with self._changed:
             for start in range(0, len(slots), MAX_COMMIT_OPERATIONS):
-                self._enqueue(Removal(tuple(slots[start : start + MAX_COMMIT_OPERATIONS]), on_durable))
+                some = tuple(slots[start : start + MAX_COMMIT_OPERATIONS])
+                self._enqueue(Removal(some, on_durable, suspect))
 
     def clear(self, on_durable: OnDurable) -> None:
         """Queue the removal of every row; never dropped.

@@ -21,6 +21,7 @@ class Removal(NamedTuple):
 
     slots: Sequence[int] | None
     on_durable: OnDurable
+    suspect: bool = False
 
 
 class Batch(NamedTuple):
@@ -38,7 +39,10 @@ class Batch(NamedTuple):
 
 
 def apply(connection: sqlite3.Connection, batch: Batch) -> dict[int, list[int]]:
-    """Write a batch within a transaction; return the slots that each ``clear`` found, by position."""
+    """Write a batch within a transaction; return the slots of which to tell, by position.
+
+    That is for each ``clear`` the slots that it found, and for suspects those that may be used again.
+    """
     cleared = {}
     for is_put, group in groupby(enumerate(batch.changes), lambda item: isinstance(item[1], Record)):
         if is_put:
@@ -50,6 +54,8 @@ def apply(connection: sqlite3.Connection, batch: Batch) -> dict[int, list[int]]:
                 cleared[position] = file.delete_all(connection)
             else:
                 file.delete_slots(connection, removal.slots)
+                if removal.suspect:
+                    cleared[position] = file.suspect_slots(connection, removal.slots)
     file.touch_rows(connection, batch.touched)
     file.add_counters(connection, batch.added)
     return cleared

@@ -408,3 +408,31 @@ def row_of_slot(connection: sqlite3.Connection, slot: int) -> Any:
 def slots_of_key(connection: sqlite3.Connection, key: bytes) -> list[int]:
     """Return the slot that has a row of that key, if there is one."""
     return [slot for (slot,) in connection.execute("SELECT slot FROM chunks WHERE key = ?", (key,))]
+
+
+MAX_FAILURES = 2
+"""Chunks that may fail to verify in one slot before it is used no more."""
+
+
+def suspect_slots(connection: sqlite3.Connection, slots: Iterable[int]) -> list[int]:
+    """Note a failure of each slot and return those that may be used again."""
+    usable = []
+    for slot in slots:
+        connection.execute(
+            "INSERT INTO suspects VALUES (?, 1) ON CONFLICT (slot) DO UPDATE SET failures = failures + 1",
+            (slot,),
+        )
+        failures = connection.execute("SELECT failures FROM suspects WHERE slot = ?", (slot,)).fetchone()[0]
+        if failures < MAX_FAILURES:
+            usable.append(slot)
+    return usable
+
+
+def retired_slots(connection: sqlite3.Connection, limit: int) -> list[int]:
+    """Return the slots that failed too often; none, and forget all failures, if they are above ``limit``."""
+    found = connection.execute("SELECT slot FROM suspects WHERE failures >= ?", (MAX_FAILURES,)).fetchall()
+    if len(found) > limit:
+        with transaction(connection):
+            connection.execute("DELETE FROM suspects")
+        return []
+    return [slot for (slot,) in found]

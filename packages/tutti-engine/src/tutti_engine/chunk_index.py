@@ -148,6 +148,10 @@ class ChunkIndex:
         leaving, self._leaving = self._leaving, []
         return leaving
 
+    def take_free(self, count: int) -> list[ChunkId]:
+        """Take up to ``count`` free places out of use; ``give_back`` brings them in again."""
+        return [self._free.pop() for _ in range(min(count, len(self._free)))]
+
     def give_back(self, chunk_ids: Iterable[ChunkId]) -> None:
         """Make places reusable, after the removal of their chunks has become durable."""
         self._free.extend(chunk_ids)

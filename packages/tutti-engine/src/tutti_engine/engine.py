@@ -11,6 +11,7 @@ from tutti_engine.catalogue import Record
 from tutti_engine.executor import LOAD_BANK_BYTES, STORE_BANK_BYTES, Executor, Result
 from tutti_engine.geometry import Geometry
 from tutti_engine.mover import Mover
+from tutti_engine.places import Places
 from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.planner import Planner, PlannerJournal
 from tutti_engine.transfer import Transfer
@@ -34,6 +35,8 @@ class TuttiEngine:
         chunk_ids: Sequence[ChunkId] | None = None,
         records: Iterable[Record] = (),
         journal: PlannerJournal | None = None,
+        places: Places | None = None,
+        read_only: bool = False,
         ranks: int = 1,
         backend: StorageBackend | None = None,
         rank: int = 0,
@@ -45,6 +48,8 @@ class TuttiEngine:
             chunk_ids: planning side only: the places, as the backend names them.
             records: planning side only: what was resident when the store was opened.
             journal: planning side only: where to write down what is resident; None keeps it in memory.
+            places: planning side only: who decides which free places may be used; None allows all.
+            read_only: planning side only: never plan a store.
             ranks: planning side only: how many ranks report on each plan.
             backend: execution side only: where segments live.
             rank: execution side only: this rank's number.
@@ -53,7 +58,15 @@ class TuttiEngine:
         self._planner = (
             None
             if chunk_ids is None
-            else Planner(geometry, chunk_ids, ranks=ranks, records=records, journal=journal)
+            else Planner(
+                geometry,
+                chunk_ids,
+                ranks=ranks,
+                records=records,
+                journal=journal,
+                places=places,
+                read_only=read_only,
+            )
         )
         self._backend = backend
         self._rank = rank

@@ -40,6 +40,9 @@ CHECKSUM_BYTES = 8
 
 BLOCK_BYTES = 4096
 
+RETIRED_SHARE = 16
+"""One place in so many may be retired for data that did not verify; more are a sign of lost files."""
+
 EXTENT_BYTES = 16
 """Bytes that a file system spends on mapping one separately written segment (ext4: 4096 for 340 extents)."""
 
@@ -133,6 +136,7 @@ class LocalStore:
     records: Residents = field(repr=False)
     dropped_records: int
     _locks: contextlib.ExitStack = field(repr=False)
+    _retired: list[int] = field(default_factory=list, repr=False)
 
     @classmethod
     def open(
@@ -200,13 +204,23 @@ class LocalStore:
             shrink_catalogue(catalogue, layout, ranks)
             write_namespace(layout, namespace)
             tell_other_namespaces(directories, capacity_bytes)
+            retired = catalogue.retired_slots(layout.num_chunks // RETIRED_SHARE)
+            if retired:
+                log.warning(
+                    "%s: %d places are not used any more, what was stored there twice did not verify",
+                    directories[0],
+                    len(retired),
+                )
             stack.pop_all()
-            return cls(layout, catalogue, records, dropped, owners)
+            return cls(layout, catalogue, records, dropped, owners, retired)
 
     @property
-    def chunk_ids(self) -> range:
-        """Every chunk id of the store."""
-        return range(self.layout.num_chunks)
+    def chunk_ids(self) -> Sequence[int]:
+        """Every chunk id of the store that may be used."""
+        if not self._retired:
+            return range(self.layout.num_chunks)
+        retired = frozenset(self._retired)
+        return [slot for slot in range(self.layout.num_chunks) if slot not in retired]
 
     @property
     def directory(self) -> Path:

@@ -20,6 +20,7 @@ from tutti_engine.catalogue import Record
 from tutti_engine.chunk_index import ChunkIndex, Entry
 from tutti_engine.counters import Counters
 from tutti_engine.geometry import Geometry
+from tutti_engine.places import Places
 from tutti_engine.plan import (
     ChunkId,
     ChunkKey,
@@ -43,8 +44,13 @@ class PlannerJournal(Protocol):
     def put(self, record: Record) -> None:
         """Remember a chunk whose bytes are durable."""
 
-    def remove(self, slots: Sequence[int], on_durable: Callable[[Sequence[int]], None]) -> None:
-        """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable."""
+    def remove(
+        self, slots: Sequence[int], on_durable: Callable[[Sequence[int]], None], *, suspect: bool = False
+    ) -> None:
+        """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable.
+
+        ``suspect`` chunks did not verify: places that shall not be used again are left out of the call.
+        """
 
     def clear(self, on_durable: Callable[[Sequence[int]], None]) -> None:
         """Forget every chunk, then call ``on_durable`` once that is durable."""
@@ -94,7 +100,7 @@ class Planner:
 
     Its counters are ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
     ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``,
-    ``evicted_chunks`` and ``quarantined_chunks``. Bytes and times are summed over ranks.
+    ``evicted_chunks``, ``corrupt_chunks`` and ``quarantined_chunks``. Bytes and times are summed over ranks.
     """
 
     def __init__(
@@ -105,13 +111,28 @@ class Planner:
         ranks: int = 1,
         records: Iterable[Record] = (),
         journal: PlannerJournal | None = None,
+        places: Places | None = None,
+        read_only: bool = False,
     ) -> None:
+        """Make a planner.
+
+        Args:
+            geometry: shape of a chunk.
+            chunk_ids: every place.
+            ranks: how many ranks report on each plan.
+            records: what is resident.
+            journal: where to write down what is resident.
+            places: who decides which free places may be used; None allows all of them.
+            read_only: never plan a store. Nothing is ever evicted then.
+        """
         self.geometry = geometry
         self.counters = Counters()
         self.load_breaker = Breaker()
         self.store_breaker = Breaker()
         self._ranks = ranks
         self._journal = journal
+        self._places = places
+        self._read_only = read_only
         # Of chunks used at the same time the later one lies further from its prompt's start: it goes first.
         by_use = sorted(records, key=lambda record: (record.last_used, -record.generation))
         self._index = ChunkIndex(
@@ -119,9 +140,15 @@ class Planner:
         )
         self._generation = max((r.generation for r in by_use), default=0)
         # Places kept free ahead of need; of a small store at most a quarter.
-        places = len(chunk_ids)
-        self._spare = max(1, min(8, places // 4), places // 32)
+        count = len(chunk_ids)
+        self._spare = max(1, min(8, count // 4), count // 32)
+        # Places of chunks that did not verify and still leave.
+        self._suspects: set[ChunkId] = set()
+        if places is not None:
+            self._index.take_free(self._index.free)
         self._reusable: deque[ChunkId] = deque()
+        # Places whose chunk did not verify, and that may be used again nevertheless.
+        self._cleared: deque[ChunkId] = deque()
         self._in_transit = 0
         self._quarantined: dict[tuple[int, int], _Quarantine] = {}
         self._keeps_records = journal is not None
@@ -205,6 +232,9 @@ class Planner:
             if entry is None:
                 continue
             if position in load.guilty:
+                if load.errno == errno.EBADMSG and entry.resident:
+                    self._suspects.add(entry.chunk_id)
+                    self._count("corrupt_chunks", 1)
                 self._index.drop(entry)
             self._index.unpin(entry)
         self._count("load_chunks", len(load.entries) - len(load.failed))
@@ -227,7 +257,7 @@ class Planner:
                 chunks are stored these count as used, the first ones last to go.
         """
         fresh = [(key, blocks) for key, blocks in candidates if key not in self._index]
-        if not fresh or not self.store_breaker.allow():
+        if not fresh or self._read_only or not self.store_breaker.allow():
             return None
         self._make_room(len(fresh))
         entries = []
@@ -335,10 +365,31 @@ class Planner:
         except Exception:
             logger.exception("Tutti: a chunk is kept for the life of this process only.")
 
-    def _make_room(self, wanted: int) -> None:
+    def settle_places(self, wanted: int = 0) -> None:
+        """Take places that have become usable and give up those that must not be used any more.
+
+        Called with each plan; a server calls it as well now and then while it plans nothing.
+        """
         while self._reusable:
             self._index.give_back([self._reusable.popleft()])
             self._in_transit -= 1
+        while self._cleared:
+            self._index.give_back([self._cleared.popleft()])
+        if self._places is None:
+            return
+        excess = self._places.excess()
+        if excess > 0:
+            free = self._index.take_free(excess)
+            self._places.let_go(free)
+            self._count("evicted_chunks", self._index.evict(excess - len(free)))
+            self._retire(self._places.let_go)
+        else:
+            missing = wanted + self._spare - self._index.free
+            if missing > 0:
+                self._index.give_back(self._places.ready(missing))
+
+    def _make_room(self, wanted: int) -> None:
+        self.settle_places(wanted)
         # Places that are on their way back count: as long as removals cannot be made durable nothing more has
         # to go, and what does not fit now is dropped, not made room for.
         if self._journal is None:
@@ -347,21 +398,33 @@ class Planner:
             # What is wanted now will be wanted again: the next plan shall find room for as much.
             spare = max(self._spare, min(wanted, self._index.capacity // 4))
             missing = spare - max(0, self._index.free - wanted) - self._in_transit
+        if self._places is not None:
+            missing -= self._places.coming()
         if missing > 0:
             self._count("evicted_chunks", self._index.evict(missing))
             self._retire()
 
-    def _retire(self) -> None:
-        """Make removals durable before their places are used again."""
+    def _retire(self, let_go: Callable[[Sequence[ChunkId]], None] | None = None) -> None:
+        """Make removals durable before their places are used again, or let go."""
         places = [entry.chunk_id for entry in self._index.take_leaving()]
         if not places:
             return
         if self._journal is None:
-            self._index.give_back(places)
-        else:
-            slots = [place for place in places if isinstance(place, int)]
+            self._suspects.clear()
+            (let_go or self._index.give_back)(places)
+            return
+        slots = [place for place in places if isinstance(place, int)]
+        suspects = [slot for slot in slots if slot in self._suspects]
+        if suspects:
+            self._suspects.difference_update(suspects)
+            # Not in transit: they may never come back.
+            self._journal.remove(suspects, self._cleared.extend, suspect=True)
+            slots = [slot for slot in slots if slot not in suspects]
+        if not slots:
+            return
+        if let_go is None:
             self._in_transit += len(slots)
-            self._journal.remove(slots, self._reusable.extend)
+        self._journal.remove(slots, let_go or self._reusable.extend)
 
     def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:
         if not failed:

@@ -402,3 +402,21 @@ def test_reader_that_never_ends_stops_commits_before_the_log_outgrows_its_bound(
         reader.rollback()
     reader.close()
     assert catalogue.flush(30)
+
+
+def test_slot_that_fails_twice_is_used_no_more(catalogue: Catalogue, path: Path) -> None:
+    told: list[int] = []
+    for turn in range(2):
+        for slot in (1, 2):
+            catalogue.put(record(slot))
+        catalogue.remove([1], told.extend, suspect=True)
+        catalogue.remove([2], told.extend)
+        assert catalogue.flush(10)
+        assert told == ([1, 2] if turn == 0 else [1, 2, 2])
+    assert catalogue.records() == []
+    catalogue.close()
+    again = Catalogue.open(path, layout_facts=FACTS)
+    assert again.retired_slots(5) == [1]
+    assert again.retired_slots(0) == [], "too many to be the places' fault"
+    assert again.retired_slots(5) == []
+    again.close()

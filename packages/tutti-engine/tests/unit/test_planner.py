@@ -19,12 +19,14 @@ class Journal:
     def __init__(self):
         self.rows = {}
         self.waiting = []
+        self.suspects = []
         self.counts = {}
 
     def put(self, record):
         self.rows[record.slot] = record
 
-    def remove(self, slots, on_durable):
+    def remove(self, slots, on_durable, *, suspect=False):
+        self.suspects.extend(slots if suspect else ())
         self.waiting.append((list(slots), on_durable))
 
     def clear(self, on_durable):
@@ -350,3 +352,84 @@ def test_a_small_full_store_makes_room_for_as_much_as_was_wanted():
         taken = len(stored(planner, *keys).transfers)
         journal.settle()
     assert taken == 64
+
+
+class Stock:
+    """Places in somebody else's hands."""
+
+    def __init__(self, chunk_ids):
+        self.free = list(chunk_ids)
+        self.too_many = 0
+        self.expected = 0
+        self.returned = []
+
+    def ready(self, wanted):
+        given, self.free = self.free[:wanted], self.free[wanted:]
+        return given
+
+    def coming(self):
+        return self.expected
+
+    def excess(self):
+        return self.too_many
+
+    def let_go(self, chunk_ids):
+        self.returned += chunk_ids
+        self.too_many -= len(chunk_ids)
+
+
+def test_places_come_from_whoever_has_them():
+    stock = Stock([3])
+    planner = Planner(GEOMETRY, range(8), places=stock)
+    plan = planner.plan_store(candidates(b"a", b"b"))
+    assert [transfer.chunk_id for transfer in plan.transfers] == [3]
+    assert planner.counters["store_dropped_chunks"] == 1
+    stock.free = [5]
+    assert planner.plan_store(candidates(b"b")).transfers[0].chunk_id == 5
+
+
+def test_nothing_is_evicted_for_what_comes_by_itself():
+    journal, stock = Journal(), Stock(range(4))
+    planner = Planner(GEOMETRY, range(8), journal=journal, places=stock)
+    stored(planner, b"a", b"b", b"c", b"d")
+    stock.expected = 8
+    assert planner.plan_store(candidates(b"e")) is None
+    assert planner.counters["evicted_chunks"] == 0
+    stock.expected = 0
+    planner.plan_store(candidates(b"f"))
+    assert planner.counters["evicted_chunks"] > 0
+
+
+def test_places_that_must_not_be_used_are_given_up_after_their_chunks_are_durably_gone():
+    journal, stock = Journal(), Stock(range(5))
+    planner = Planner(GEOMETRY, range(8), journal=journal, places=stock)
+    stored(planner, b"a", b"b", b"c")
+    stock.too_many = 4
+    planner.settle_places()
+    assert len(stock.returned) == 2, "those that were free"
+    assert planner.resident_chunks == 1
+    journal.settle()
+    assert len(stock.returned) == 4
+    assert planner.lookup_prefix([b"c"]) == 1, "the last one used stays"
+
+
+def test_read_only_planner_loads_and_never_stores():
+    record = Record(b"a", 3, 1, (SUM,), 1)
+    planner = Planner(GEOMETRY, range(8), records=[record], read_only=True)
+    assert planner.lookup_prefix([b"a"]) == 1
+    assert planner.plan_store(candidates(b"b")) is None
+    plan = planner.plan_load(candidates(b"a"))
+    planner.complete_load(LoadResult(plan.plan_id, failed=(0,), errno=errno.EBADMSG))
+    assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.plan_store(candidates(b"b")) is None
+
+
+def test_chunk_that_does_not_verify_leaves_as_a_suspect():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(8), journal=journal)
+    stored(planner, b"a", b"b")
+    for key, code in ((b"a", errno.EBADMSG), (b"b", errno.EIO)):
+        plan = planner.plan_load(candidates(key))
+        planner.complete_load(LoadResult(plan.plan_id, failed=(0,), errno=code))
+        assert len(journal.suspects) == 1, "an error of the drive says nothing about the place"
+    assert planner.counters["corrupt_chunks"] == 1

@@ -101,6 +101,11 @@ class Session:
         self.store.close()
 
 
+def set_when_told(event: threading.Event) -> Callable[[object], None]:
+    """Return a function that sets an event, whatever it is told."""
+    return lambda slots: event.set()
+
+
 def store_for_ever(root: Path, say: Callable[[str], None]) -> None:
     """Evict, wait for it, write, put, and now and then confirm or open the store anew; tell each step."""
     chance = random.Random()
@@ -114,7 +119,7 @@ def store_for_ever(root: Path, say: Callable[[str], None]) -> None:
             if slot in where:
                 say(f"evict {where.pop(slot).hex()}")
                 removed = threading.Event()
-                store.catalogue.remove([slot], lambda slots, removed=removed: removed.set())
+                store.catalogue.remove([slot], set_when_told(removed))
                 removed.wait(60)
             key = chance.randbytes(16)
             segments = [content(key, layer) for layer in range(GEOMETRY.num_layers)]
