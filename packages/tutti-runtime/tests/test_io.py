@@ -183,16 +183,15 @@ def test_counters_add_up(setup: Setup) -> None:
     run(setup.runtime, batch(*[request(tr.READ, memory, i * PAGE, target, 0, PAGE) for i in range(2)]))
     assert setup.runtime.submit(batch(request(tr.READ, memory, 0, target, 1, PAGE))).handle is None
     after = setup.runtime.stats()
-    assert after == {
+    moved = {
         "submitted": 6,
         "accepted": 5,
         "rejected": 1,
         "completed": 5,
-        "failed": 0,
         "bytes_read": 2 * PAGE,
         "bytes_written": 3 * PAGE,
-        "direct_fallbacks": 0,
     }
+    assert {name: count for name, count in after.items() if count} == moved
 
 
 def test_memory_of_more_than_one_registered_buffer(make_setup: Callable[..., Setup]) -> None:

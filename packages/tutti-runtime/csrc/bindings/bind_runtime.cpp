@@ -19,7 +19,8 @@ void check_signals() {
 }
 
 /// `requests` is a one-dimensional C-contiguous array of REQUEST_DTYPE: the Python side has checked it.
-py::tuple submit(StorageRuntime& runtime, const py::array& requests) {
+py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::object& timeout,
+                 const py::object& after, const py::object& gate) {
   if (requests.ndim() != 1 || requests.itemsize() != static_cast<py::ssize_t>(sizeof(IoRequest)) ||
       !(requests.flags() & py::array::c_style) ||
       reinterpret_cast<std::uintptr_t>(requests.data()) % alignof(IoRequest) != 0) {
@@ -31,10 +32,11 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests) {
   const std::span<const IoRequest> items(static_cast<const IoRequest*>(requests.data()), count);
   const std::span<std::int32_t> reasons(errors.mutable_data(), count);
   bool* const flags = accepted.mutable_data();
+  const SubmitOptions options = to_options(timeout, after, gate);
   std::optional<std::uint64_t> handle;
   {
     py::gil_scoped_release release;
-    handle = runtime.submit(items, reasons);
+    handle = runtime.submit(items, reasons, options);
     for (std::size_t i = 0; i < count; ++i) {
       flags[i] = reasons[i] == 0;
     }
@@ -42,6 +44,7 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests) {
   return py::make_tuple(handle, accepted, errors);
 }
 
+/// None at the timeout, else (status, bytes) and, where items are late, (late, late_handle).
 py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional<double> timeout) {
   const std::uint64_t batch = to_handle(handle);
   const std::optional<Duration> limit = to_timeout(timeout);
@@ -53,7 +56,12 @@ py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional
   if (!completion) {
     return py::none();
   }
-  return py::make_tuple(to_array(completion->status), to_array(completion->bytes));
+  if (completion->late.empty()) {
+    return py::make_tuple(to_array(completion->status), to_array(completion->bytes));
+  }
+  const py::array late = to_array(completion->late).attr("view")(py::dtype::of<bool>());
+  return py::make_tuple(to_array(completion->status), to_array(completion->bytes), late,
+                        completion->late_handle);
 }
 
 py::dict caps(StorageRuntime& runtime) {
@@ -62,8 +70,9 @@ py::dict caps(StorageRuntime& runtime) {
                   "direct"_a = caps.path.direct, "memory_alignment"_a = kMemoryAlignment,
                   "offset_alignment"_a = kIoAlignment, "length_alignment"_a = kIoAlignment,
                   "max_single_io_bytes"_a = kMaxSingleIoBytes, "max_batch_requests"_a = caps.max_in_flight,
-                  "max_in_flight"_a = caps.max_in_flight, "memory_kinds"_a = py::list(py::make_tuple("host")),
-                  "device_execution"_a = false, "features_used"_a = caps.path.features_used,
+                  "max_in_flight"_a = caps.max_in_flight, "max_results"_a = caps.max_results,
+                  "memory_kinds"_a = py::list(py::make_tuple("host")), "device_execution"_a = false,
+                  "features_used"_a = caps.path.features_used,
                   "features_unused"_a = caps.path.features_unused);
 }
 
@@ -71,8 +80,9 @@ py::dict stats(StorageRuntime& runtime) {
   const Stats stats = runtime.stats();
   return py::dict("submitted"_a = stats.submitted, "accepted"_a = stats.accepted,
                   "rejected"_a = stats.rejected, "completed"_a = stats.completed, "failed"_a = stats.failed,
-                  "bytes_read"_a = stats.bytes_read, "bytes_written"_a = stats.bytes_written,
-                  "direct_fallbacks"_a = stats.direct_fallbacks);
+                  "timed_out"_a = stats.timed_out, "canceled"_a = stats.canceled, "late"_a = stats.late,
+                  "late_done"_a = stats.late_done, "bytes_read"_a = stats.bytes_read,
+                  "bytes_written"_a = stats.bytes_written, "direct_fallbacks"_a = stats.direct_fallbacks);
 }
 
 }  // namespace
@@ -95,10 +105,17 @@ Class bind_runtime(py::module_& module) {
              py::gil_scoped_release release;
              r.unregister_memory(handle);
            })
-      .def("submit", &submit, "requests"_a)
+      .def("submit", &submit, "requests"_a, "timeout"_a = py::none(), "after"_a = py::none(),
+           "gate"_a = py::none())
       .def("poll", [](StorageRuntime& r, const py::object& h) { return r.poll(to_handle(h)); })
       .def("wait", &wait, "handle"_a, "timeout"_a)
       .def("abandon", [](StorageRuntime& r, const py::object& h) { r.abandon(to_handle(h)); })
+      .def("cancel",
+           [](StorageRuntime& r, const py::object& h) {
+             const std::uint64_t handle = to_handle(h);
+             py::gil_scoped_release release;
+             r.cancel(handle);
+           })
       .def("completion_fd", &StorageRuntime::completion_fd)
       .def("caps", &caps)
       .def("stats", &stats)

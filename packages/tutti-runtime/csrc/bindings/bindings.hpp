@@ -41,6 +41,12 @@ py::array_t<T> to_array(const std::vector<T>& values) {
 /// The Python exception that stands for one of C++.
 [[nodiscard]] py::object to_exception(const std::exception_ptr& error);
 
+/// Options of a submission; `after` is None, (memory, offset, value) or a Dependency, `gate` None,
+/// (memory, offset, value) or a Gate, `timeout` None, seconds, or a float64 array with seconds for each
+/// request (infinity: none).
+[[nodiscard]] SubmitOptions to_options(const py::object& timeout, const py::object& after,
+                                       const py::object& gate);
+
 /// Makes exceptions of this library Python's. Once per module.
 void translate_errors();
 
@@ -49,5 +55,6 @@ using Class = py::class_<StorageRuntime, Holder>;
 Class bind_runtime(py::module_& module);
 void bind_factories(py::module_& module);
 void bind_targets(Class& runtime);
+void bind_ordering(py::module_& module);
 
 }  // namespace tutti::runtime::bindings

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   namespace bindings = tutti::runtime::bindings;
   module.doc() = "Compiled part of tutti_runtime; use the package, not this module.";
   bindings::translate_errors();
+  bindings::bind_ordering(module);
   bindings::Class runtime = bindings::bind_runtime(module);
   bindings::bind_targets(runtime);
   bindings::bind_factories(module);

@@ -11,6 +11,7 @@ from tutti_runtime.errors import (
     RuntimeClosedError,
     TuttiRuntimeError,
 )
+from tutti_runtime.ordering import Gate, WordDependency
 from tutti_runtime.requests import (
     FLUSH,
     READ,
@@ -38,6 +39,7 @@ __all__ = [
     "BusyError",
     "Completion",
     "ForkedRuntimeError",
+    "Gate",
     "InvalidHandleError",
     "InvalidUriError",
     "OpenResult",
@@ -45,6 +47,7 @@ __all__ = [
     "RuntimeClosedError",
     "SubmitResult",
     "TuttiRuntimeError",
+    "WordDependency",
     "__version__",
     "make_file_runtime",
     "make_memory_runtime",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti_runtime import _core, config
+from tutti_runtime import _core, config, ordering
 from tutti_runtime.errors import (
     ForkedRuntimeError,
     InvalidUriError,
@@ -153,21 +153,59 @@ class Runtime:
 
     # I/O
 
-    def submit(self, requests: NDArray[np.void]) -> SubmitResult:
+    def submit(
+        self,
+        requests: NDArray[np.void],
+        *,
+        timeout: float | NDArray[np.float64] | None = None,
+        after: object = None,
+        gate: object = None,
+        execution: str = "host",
+    ) -> SubmitResult:
         """Start a batch: a one-dimensional array of :data:`REQUEST_DTYPE`.
 
         Each request is accepted or rejected on its own; the order in which accepted ones run is not
-        defined, so a batch must not write one range twice or read a range that it writes. Raises
-        ``TypeError`` for another dtype and ``ValueError`` for another shape.
+        defined, so a batch must not write one range twice or read a range that it writes.
+
+        ``timeout``: seconds from now, or an array with seconds for each request (infinity: none), after which
+        an unfinished item's result is ETIMEDOUT. What no device had begun then never happens; what a device
+        holds is *late*: see :class:`Completion`.
+        ``after``: a :class:`WordDependency` that must come true before the batch touches its memory.
+        ``gate``: a :class:`Gate` that is opened once all results are there: by success, failure, deadline,
+        :meth:`cancel` or the end of :meth:`shutdown`'s patience; at once when nothing was accepted.
+        ``execution``: "host".
+
+        Raises ``TypeError`` for another dtype, ``ValueError`` for another shape or a bad option, and
+        ``InvalidHandleError`` for a word in memory that is not registered. Nothing was started then, and a
+        gate stays closed.
         """
         if not isinstance(requests, np.ndarray) or requests.dtype != REQUEST_DTYPE:
             found = requests.dtype if isinstance(requests, np.ndarray) else type(requests).__name__
             raise TypeError(f"requests must be a NumPy array of tutti_runtime.REQUEST_DTYPE, not {found}")
         if requests.ndim != 1:
             raise ValueError(f"requests must have one dimension, not shape {requests.shape}")
+        if execution != "host":
+            self._refuse_execution(execution)
         if not (requests.flags.c_contiguous and requests.flags.aligned):
             requests = np.require(requests, requirements=["C", "A"])
-        return SubmitResult(*self._core.submit(requests))
+        if timeout is None and after is None and gate is None:
+            return SubmitResult(*self._core.submit(requests))
+        return SubmitResult(
+            *self._core.submit(
+                requests,
+                ordering.native_timeout(timeout, len(requests)),
+                ordering.native_after(after),
+                ordering.native_gate(gate),
+            )
+        )
+
+    def _refuse_execution(self, execution: object) -> None:
+        if execution != "device":
+            raise ValueError(f"execution={execution!r} must be 'host' or 'device'")
+        raise ValueError(
+            f"execution='device' is not supported by the data path {self.caps()['data_path']!r}: "
+            "caps()['device_execution'] is False; use 'host'"
+        )
 
     def poll(self, handle: int) -> bool:
         """Whether the batch has finished; :meth:`wait` then returns at once."""
@@ -187,6 +225,13 @@ class Runtime:
         if not self._fallback_said:
             self._say_fallback()
         return Completion(*outcome)
+
+    def cancel(self, handle: int) -> None:
+        """End a batch's items that no device has begun with ECANCELED; the others run on.
+
+        The handle stays good: wait for it. Raises ``InvalidHandleError``.
+        """
+        self._core.cancel(handle)
 
     def abandon(self, handle: int) -> None:
         """Give up a batch's result. Its I/O goes on: memory and targets stay busy until it has finished."""
@@ -215,8 +260,8 @@ class Runtime:
     def shutdown(self, timeout: float = 5.0) -> bool:
         """Refuse new calls, wait at most ``timeout`` seconds for what is in flight, then close everything.
 
-        Returns whether all has ended. ``False``: targets and memory are still in use; call again to go on
-        waiting.
+        Returns whether all has ended. ``False``: what no device had begun is canceled and all gates are open,
+        but devices still use targets and memory; call again to go on waiting.
         """
         return self._core.shutdown(timeout)
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -50,6 +51,10 @@ class Target {
     return info;
   }
 
+  /// What targets on one drive have in common (`st_dev` for files): scheduling is per root.
+  [[nodiscard]] std::uint64_t root() const noexcept { return root_; }
+  void set_root(std::uint64_t root) noexcept { root_ = root; }
+
   std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
   std::string uri;              ///< as it was opened; set by the runtime
 
@@ -57,6 +62,7 @@ class Target {
   std::uint64_t size_;
   bool writable_;
   bool composite_;
+  std::uint64_t root_ = 0;
 };
 
 /// A registered memory range of the caller.
@@ -103,7 +109,11 @@ struct DataPathCaps {
   std::map<std::string, std::string> features_unused;  ///< feature -> why not
 };
 
-/// Moves bytes between targets and memory. Implementations: memory, posix, uring.
+/// Says which operations are meant.
+using OpFilter = std::function<bool(const IoOp&)>;
+
+/// Moves bytes between targets and memory. Implementations: memory, posix, uring; decorators stand before
+/// them in a chain and are both a data path and the sink of the one behind.
 class DataPath {
  public:
   virtual ~DataPath() = default;
@@ -118,8 +128,17 @@ class DataPath {
   virtual void register_memory(Memory& /*memory*/) {}
   virtual void unregister_memory(const Memory& /*memory*/) noexcept {}
 
-  /// Takes every operation, or throws and takes none. Each one taken is completed exactly once.
+  /// Whether the operation (its item's number in the batch is set) may be accepted: 0 or an errno, with which
+  /// the request is rejected. Called with the runtime's lock held, in the order of the batch.
+  [[nodiscard]] virtual int admit(const IoOp& /*op*/) noexcept { return 0; }
+
+  /// Takes every operation, or throws and takes none. Each one taken is completed exactly once, also from
+  /// within this call.
   virtual void submit(std::span<const IoOp> ops) = 0;
+
+  /// Completes with `status` what `filter` names and the device has not begun; the rest runs on. Must not
+  /// wait for a device.
+  virtual void withdraw(const OpFilter& /*filter*/, std::int32_t /*status*/) noexcept {}
 
   /// Stops the threads. Called when nothing is in flight; no submit follows.
   virtual void shutdown() noexcept = 0;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -47,6 +48,13 @@ static_assert(sizeof(IoRequest) == 48);
 struct Completion {
   std::vector<std::int32_t> status;  ///< 0 or a positive errno; a short transfer is EIO
   std::vector<std::uint64_t> bytes;  ///< bytes moved, also where status is not 0
+
+  /// 1 for an item that timed out in the device and is still there: its memory and target stay in use, and a
+  /// late read can still write into the memory. Empty when there is none.
+  std::vector<std::uint8_t> late;
+  /// A batch of just the late items, in their order: finished once the device has answered all of them, with
+  /// what really became of each. Wait for it, or abandon it.
+  std::optional<std::uint64_t> late_handle;
 };
 
 /// Counters since creation; none ever decreases.
@@ -56,6 +64,10 @@ struct Stats {
   std::uint64_t rejected = 0;
   std::uint64_t completed = 0;  ///< items finished, with success or not
   std::uint64_t failed = 0;     ///< of those, with an errno
+  std::uint64_t timed_out = 0;  ///< of those, with ETIMEDOUT
+  std::uint64_t canceled = 0;   ///< of those, with ECANCELED
+  std::uint64_t late = 0;       ///< of those that timed out, the ones that a device held at that moment
+  std::uint64_t late_done = 0;  ///< of those, answered since
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t direct_fallbacks = 0;  ///< targets that went from O_DIRECT to buffered I/O

@@ -12,15 +12,16 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/batch.hpp"
 #include "tutti/runtime/detail/slot_table.hpp"
 #include "tutti/runtime/io.hpp"
+#include "tutti/runtime/ordering.hpp"
 
 namespace tutti::runtime {
-
-using Duration = std::chrono::duration<double>;
 
 /// Opens targets, registers memory and moves bytes between them in batches. Thread-safe. Every call but
 /// shutdown() throws Closed after shutdown() has begun, and every call throws Forked in a child of fork().
@@ -29,12 +30,15 @@ class StorageRuntime final : private CompletionSink {
   struct Options {
     std::uint32_t max_in_flight = 4096;
     std::string chosen_because;  ///< why this data path and no better one
+    /// Accepted items, in flight or finished, of batches that nobody has waited for or abandoned.
+    std::uint32_t max_results = 1 << 20;
   };
 
   struct Caps {
     DataPathCaps path;
     std::string chosen_because;
     std::uint32_t max_in_flight;
+    std::uint32_t max_results;
   };
 
   /// @throws SystemError when no eventfd can be made.
@@ -63,10 +67,19 @@ class StorageRuntime final : private CompletionSink {
   /// @throws InvalidHandle; Busy while I/O on the memory is in flight.
   void unregister_memory(std::uint64_t memory);
 
-  /// Starts what it can. `errors[i]` becomes 0 (accepted) or EINVAL, EBADF, EACCES, EAGAIN (rejected).
+  /// Starts what it can. `errors[i]` becomes 0 (accepted) or EINVAL, EBADF, EACCES, EAGAIN (rejected): EAGAIN
+  /// also when results of `max_results` items have not been collected. The gate of a batch of which nothing
+  /// was accepted is opened at once; that of an empty batch with status 0.
   /// @returns the handle of the accepted items; empty when there is none.
+  /// @throws InvalidArgument for options that contradict each other or a word off 8 bytes or outside its
+  /// memory; InvalidHandle for a word's memory. Nothing was taken then and the gate stays closed.
   [[nodiscard]] std::optional<std::uint64_t> submit(std::span<const IoRequest> requests,
-                                                    std::span<std::int32_t> errors);
+                                                    std::span<std::int32_t> errors,
+                                                    const SubmitOptions& options = {});
+
+  /// Items of the batch that the device has not begun end with ECANCELED; others run on. The handle stays
+  /// good. @throws InvalidHandle
+  void cancel(std::uint64_t batch);
 
   /// @throws InvalidHandle
   [[nodiscard]] bool poll(std::uint64_t batch);
@@ -86,8 +99,8 @@ class StorageRuntime final : private CompletionSink {
   [[nodiscard]] Caps caps();
   [[nodiscard]] Stats stats();
 
-  /// Refuses new calls, waits for what is in flight, stops. False when the deadline came first: everything
-  /// then stays alive and another call goes on waiting.
+  /// Refuses new calls, waits for what is in flight, stops. False when the deadline came first: what no
+  /// device has begun is then canceled, every gate is open, and another call goes on waiting for the devices.
   bool shutdown(Duration timeout);
 
   /// False in a child of fork().
@@ -96,19 +109,50 @@ class StorageRuntime final : private CompletionSink {
   [[nodiscard]] std::uint64_t direct_fallbacks() const noexcept { return path_->direct_fallbacks(); }
 
  private:
-  struct Batch;
+  using Batch = detail::Batch;
+  using HeldOps = detail::HeldOps;
   enum class State { kOpen, kDraining, kStopping, kStopped };
 
+  // Submission and completion (batches.cpp)
   void complete(std::span<const IoOp> ops) noexcept override;
   void complete_item(const IoOp& op) noexcept;
-  void finish(Batch& batch) noexcept;
+  void note_result(const IoOp& op) noexcept;
+  void announce(Batch& batch) noexcept;
+  void release(Batch& batch) noexcept;
   int reserve(const IoRequest& request, IoOp& op);
+  void reserve_items(std::span<const IoRequest> requests, std::span<std::int32_t> errors, Batch& batch,
+                     std::vector<IoOp>& ops);
   std::optional<std::uint64_t> reserve_all(std::span<const IoRequest> requests,
-                                           std::span<std::int32_t> errors, std::vector<IoOp>& ops);
+                                           std::span<std::int32_t> errors, const SubmitOptions& options,
+                                           std::vector<IoOp>& ops);
+  void begin(const SubmitOptions& options, std::span<const std::int32_t> errors,
+             const std::shared_ptr<Batch>& batch, HeldOps held, std::vector<IoOp>& ops);
+  void issue(std::vector<IoOp>& ops);
+  std::shared_ptr<Batch>& find_batch(std::uint64_t handle);
+  Completion take_completion(Batch& batch);
+
+  // Ordering and deadlines (progress.cpp)
+  static void check_options(const SubmitOptions& options, std::size_t count);
+  Memory& find_word(const MemoryWord& word, std::uint64_t bytes, const char* name);
+  void set_ordering(const SubmitOptions& options, const std::shared_ptr<Batch>& batch, HeldOps& held);
+  void set_deadlines(const SubmitOptions& options, std::span<const std::int32_t> errors, Batch& batch);
+  bool open_gate(Batch& batch) noexcept;
+  void forget_timer(Batch& batch) noexcept;
+  void arm_timer(Batch& batch) noexcept;
+  void start_progress_thread();
+  void progress() noexcept;
+  void poll_held(std::unique_lock<std::mutex>& lock) noexcept;
+  void issue_held(std::unique_lock<std::mutex>& lock, HeldOps held, int error) noexcept;
+  void expire(std::unique_lock<std::mutex>& lock) noexcept;
+  void end_items(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Batch>& batch, TimePoint due,
+                 std::int32_t status) noexcept;
+  HeldOps take_held(const Batch* batch, TimePoint due) noexcept;
+  void mark_late(Batch& batch, TimePoint due, std::int32_t status) noexcept;
+  void end_everything(std::unique_lock<std::mutex>& lock) noexcept;
+
   void check_usable() const;
   void require_owner() const;
   bool drain_and_stop(Duration timeout);
-  std::shared_ptr<Batch>& find_batch(std::uint64_t handle);
 
   const pid_t owner_pid_;
   const Options options_;
@@ -122,6 +166,13 @@ class StorageRuntime final : private CompletionSink {
   detail::SlotTable<std::unique_ptr<Memory>> memories_;
   detail::SlotTable<std::shared_ptr<Batch>> batches_;
   std::uint32_t in_flight_ = 0;
+  std::uint64_t results_ = 0;     ///< items of batches whose handles are good
+  Batch* outstanding_ = nullptr;  ///< first of the batches with outstanding items
+  detail::Timers timers_;
+  std::vector<HeldOps> held_;
+  bool progress_stops_ = false;
+  std::condition_variable progress_wake_;
+  std::thread progress_thread_;  ///< runs from the first batch with a deadline or a dependency on
   Stats stats_;
 };
 
