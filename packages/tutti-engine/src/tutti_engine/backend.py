@@ -13,10 +13,25 @@ from typing import Protocol, runtime_checkable
 
 from tutti_engine.plan import ChunkId
 
-__all__ = ["SPI_VERSION", "SegmentBatch", "SegmentHandle", "StagingWindow", "StorageBackend"]
+__all__ = [
+    "SPI_VERSION",
+    "SUPPORTED_SPI_VERSIONS",
+    "SegmentBatch",
+    "SegmentHandle",
+    "StagingWindow",
+    "StorageBackend",
+    "check_spi_version",
+]
 
-SPI_VERSION = 1
-"""Raised with every change that an existing backend would notice."""
+SPI_VERSION = 2
+"""Raised with every change that an existing backend would notice.
+
+Version 2: the columns of a batch may be ``array.array`` objects instead of lists, statuses may be one as
+well, and a backend may offer ``wait_for_room``.
+"""
+
+SUPPORTED_SPI_VERSIONS = frozenset({1, 2})
+"""Versions whose backends work with this engine."""
 
 
 @runtime_checkable
@@ -46,7 +61,11 @@ class StagingWindow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments to move, in equally long columns: segment ``i`` is ``(chunk_ids[i], layers[i], slots[i])``."""
+    """Segments to move, in equally long columns: segment ``i`` is ``(chunk_ids[i], layers[i], slots[i])``.
+
+    The engine hands over ``array.array("q")`` columns, ``chunk_ids`` only where all ids are whole numbers.
+    They iterate as lists do, and NumPy reads them without a copy: ``numpy.asarray(batch.slots)``.
+    """
 
     chunk_ids: Sequence[ChunkId]
     layers: Sequence[int]
@@ -61,6 +80,14 @@ class SegmentBatch:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def take(self, chosen: Sequence[int]) -> SegmentBatch:
+        """Return some of the segments, by their numbers."""
+        return SegmentBatch(
+            [self.chunk_ids[number] for number in chosen],
+            [self.layers[number] for number in chosen],
+            [self.slots[number] for number in chosen],
+        )
 
 
 @runtime_checkable
@@ -79,13 +106,20 @@ class SegmentHandle(Protocol):
     def status(self) -> Sequence[int]:
         """Return one number a segment, only once finished: 0, or the ``errno`` of its failure.
 
-        ``EAGAIN`` means refused for lack of room, nothing was done, try again. A short transfer is ``EIO``.
+        ``EAGAIN`` means refused for lack of room, nothing was done, try again: after ``wait_for_room`` where
+        the backend has that, else after a pause. A short transfer is ``EIO``.
         """
 
 
 @runtime_checkable
 class StorageBackend(Protocol):
-    """A place for chunks. All calls may come from several threads."""
+    """A place for chunks. All calls may come from several threads.
+
+    Optional, found by their names: ``spi_version: int``, the version that the backend was written for
+    (required of backends that are found by entry point, see ``tutti_engine.registry``), and
+    ``wait_for_room(deadline)``, which returns when segments that were refused with ``EAGAIN`` may find room,
+    or at ``time.monotonic() == deadline``.
+    """
 
     def chunk_ids(self, count: int) -> Sequence[ChunkId]:
         """Return ``count`` distinct chunk ids.
@@ -111,3 +145,14 @@ class StorageBackend(Protocol):
 
     def shutdown(self) -> None:
         """Finish or abandon what is in flight within a bounded time. Later calls do nothing."""
+
+
+def check_spi_version(backend: object, version: object) -> None:
+    """Raise ValueError unless the engine speaks the version of the SPI that a backend was written for."""
+    if isinstance(version, bool) or version not in SUPPORTED_SPI_VERSIONS:
+        name = getattr(backend, "__qualname__", type(backend).__qualname__)
+        spoken = ", ".join(map(str, sorted(SUPPORTED_SPI_VERSIONS)))
+        raise ValueError(
+            f"{name} was written for version {version!r} of the storage SPI, this engine speaks {spoken}; "
+            "install versions of both that fit"
+        )

@@ -77,10 +77,9 @@ class LoadResult:
         errno: the gravest reason of a failure, 0 if there was none; ``EBADMSG`` stands for a checksum that
             differs.
         bytes_read: bytes taken from storage, padding included.
-        seconds: time from the first read to the last copy.
-        untried: those of ``failed`` that were not read at all, for lack of room or because the drive hung
-            before
-            their turn came; nothing is known against them.
+        seconds: time from the first read to the last copy, without pauses between layers.
+        untried: those of ``failed`` that were not read to their end, for lack of room or because another read
+            hung before them; nothing is known against them.
     """
 
     plan_id: int

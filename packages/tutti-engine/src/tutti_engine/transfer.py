@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 
+from tutti_engine.columns import pack_words
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.severity import worse
 
@@ -47,11 +48,22 @@ class _Job:
         self.layers_left = num_layers
         self.errors: dict[int, int] = {}
         self._worst_error = 0
+        self._lock = threading.Lock()
 
-    def fail(self, position: int, code: int) -> None:
-        """Note why a chunk failed; its first reason stays."""
-        self._worst_error = worse(self._worst_error, code)
-        self.errors.setdefault(position, code)
+    def fail(self, positions: Iterable[int], code: int) -> None:
+        """Note why chunks failed; the first reason of each stays."""
+        with self._lock:
+            self._fail(positions, code)
+
+    def fail_each(self, errors: Mapping[int, int]) -> None:
+        """Note chunks that failed, each with its reason."""
+        for position, code in errors.items():
+            self.fail((position,), code)
+
+    def _fail(self, positions: Iterable[int], code: int) -> None:
+        for position in positions:
+            self._worst_error = worse(self._worst_error, code)
+            self.errors.setdefault(position, code)
 
 
 class LoadJob(_Job):
@@ -61,19 +73,21 @@ class LoadJob(_Job):
         super().__init__(num_layers)
         self.plan = plan
         self.bytes_read = 0
-        self.seconds = 0.0
+        self._seconds = 0.0
+        self._busy_until = float("-inf")
         self._untried: set[int] = set()
 
-    @property
-    def positions(self) -> range:
-        """Positions of the plan."""
-        return range(len(self.plan.transfers))
+    def skip(self, positions: Iterable[int], code: int) -> None:
+        """Note that chunks were not read to their end, for which they are not to blame."""
+        with self._lock:
+            fresh = [position for position in positions if position not in self.errors]
+            self._untried.update(fresh)
+            self._fail(fresh, code)
 
-    def skip(self, position: int, code: int) -> None:
-        """Note that a chunk was not even looked at."""
-        if position not in self.errors:
-            self._untried.add(position)
-            self.fail(position, code)
+    def note_time(self, begin: float, end: float) -> None:
+        """Add a stretch of time in which this load was worked on; stretches may overlap, by their ends."""
+        self._seconds += max(0.0, end - max(begin, self._busy_until))
+        self._busy_until = max(end, self._busy_until)
 
     def result(self) -> LoadResult:
         """Return what the planning side is told."""
@@ -82,7 +96,7 @@ class LoadJob(_Job):
             tuple(sorted(self.errors)),
             self._worst_error,
             self.bytes_read,
-            self.seconds,
+            self._seconds,
             tuple(sorted(self._untried)),
         )
 
@@ -96,18 +110,31 @@ class StoreJob(_Job):
         self.waves_left = 0
         self.unsettled: set[int] = set()
         self.bytes_written = 0
-        self._sums = [[0] * num_layers for _ in plan.transfers]
+        self._num_layers = num_layers
+        # Row after row, one a chunk.
+        self._sums = array("Q", bytes(8 * num_layers * len(plan.transfers)))
 
-    def note(self, layer: int, positions: Sequence[int], sums: Sequence[int]) -> None:
-        """Keep the checksums of one layer."""
-        for position, value in zip(positions, sums, strict=True):
-            self._sums[position][layer] = value
+    def note(self, layers: Sequence[int], positions: Sequence[int], sums: Sequence[int]) -> None:
+        """Keep checksums, given layer by layer."""
+        words = sums if isinstance(sums, array) and sums.typecode == "Q" else array("Q", sums)
+        count = len(positions)
+        if len(words) != count * len(layers):
+            raise ValueError(f"the mover gave {len(words)} checksums for {count} x {len(layers)} segments")
+        first = layers[0]
+        in_a_row = list(layers) == list(range(first, first + len(layers)))
+        for index, position in enumerate(positions):
+            row, base = words[index::count], position * self._num_layers
+            if in_a_row:
+                self._sums[base + first : base + first + len(layers)] = row
+            else:
+                for layer, word in zip(layers, row, strict=True):
+                    self._sums[base + layer] = word
 
     def result(self) -> StoreResult:
         """Return what the planning side is told."""
         checksums = tuple(
-            None if position in self.errors else struct.pack(f"<{len(sums)}Q", *sums)
-            for position, sums in enumerate(self._sums)
+            None if position in self.errors else self._row(position)
+            for position in range(len(self.plan.transfers))
         )
         return StoreResult(
             self.plan.plan_id,
@@ -116,3 +143,7 @@ class StoreJob(_Job):
             self._worst_error,
             self.bytes_written,
         )
+
+    def _row(self, position: int) -> bytes:
+        start = position * self._num_layers
+        return pack_words(self._sums[start : start + self._num_layers])

@@ -4,107 +4,142 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tutti_engine.backend import SegmentBatch, SegmentHandle
+from tutti_engine.columns import by_layer, id_column, numbers, slot_column
 from tutti_engine.plan import LoadPlan, StorePlan
 from tutti_engine.ring_window import SlotBank
 
-__all__ = ["Run", "Wave", "WaveKeeper"]
+__all__ = ["Chosen", "Plan", "Submit", "Wait", "Wave"]
 
-_RETRY_PAUSE = 0.001
-_RECLAIM_INTERVAL = 0.05
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
 
 Plan: TypeAlias = LoadPlan | StorePlan
 Submit: TypeAlias = Callable[[SegmentBatch], SegmentHandle]
+Wait: TypeAlias = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring slots that hold some layers of the chunk at ``position`` of a plan."""
+class Chosen:
+    """Some chunks of a wave as a mover wants them: ``slots`` goes layer by layer."""
 
-    position: int
-    slot: int
+    positions: Sequence[int]
+    block_ids: Sequence[Sequence[int]]
+    slots: array[int]
 
 
 class Wave:
-    """Runs of one plan that travel in one batch.
+    """Chunks of one plan, each in neighbouring slots, that travel in one batch.
 
     Attributes:
+        plan: the plan.
+        positions: the chunks' positions in it.
+        layers: the layers of theirs that travel.
         started: when the wave was made, in ``time.monotonic()`` seconds.
     """
 
-    def __init__(self, plan: Plan, bank: SlotBank, runs: list[Run], layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        bank: SlotBank,
+        positions: Sequence[int],
+        first_slots: Sequence[int],
+        layers: Sequence[int],
+    ) -> None:
         self.plan = plan
-        self.runs = runs
+        self.positions = positions
         self.layers = layers
         self.started = time.monotonic()
+        self.handle: SegmentHandle | None = None
         self._bank = bank
-        self._handle: SegmentHandle | None = None
-        # What the current handle stands for, as indices into runs x layers.
-        self._segments: Sequence[int] = range(len(runs) * len(layers))
+        self._first_slots = first_slots
+        # What the handle stands for, as indices into positions x layers; None is all.
+        self._segments: Sequence[int] | None = None
 
-    @property
-    def positions(self) -> list[int]:
-        """Positions in the plan of the chunks that travel."""
-        return [run.position for run in self.runs]
+    def __len__(self) -> int:
+        return len(self.positions) * len(self.layers)
 
     def submit(self, submit: Submit) -> None:
         """Start what is still to be moved."""
-        self._handle = submit(self._batch())
+        self.handle = submit(self._batch())
 
-    def finish(self, submit: Submit, deadline: float) -> dict[int, int]:
+    def finish(self, submit: Submit, wait_for_room: Wait, deadline: float) -> dict[int, int] | None:
         """Wait for the end and repeat what the backend had no room for; return each failed position's errno.
 
-        All positions have failed when ``time.monotonic()`` reaches ``deadline`` first.
+        None stands for a wave that is still in flight when ``time.monotonic()`` reaches ``deadline``.
         """
         errors: dict[int, int] = {}
+        pause = _FIRST_PAUSE
         while True:
-            assert self._handle is not None
-            if not self._handle.wait(deadline):
-                return dict.fromkeys(self.positions, errno.ETIMEDOUT)
+            assert self.handle is not None
+            if not self.handle.wait(deadline):
+                return None
             refused = self._collect(errors)
             if not refused:
                 return errors
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 for segment in refused:
                     errors.setdefault(self._position(segment), errno.EAGAIN)
                 return errors
-            time.sleep(_RETRY_PAUSE)
+            wait_for_room(min(deadline, now + pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
             self._segments = refused
             self.submit(submit)
 
     def quiet(self) -> bool:
         """Whether no I/O can reach the slots; a backend that cannot say is taken at its worst."""
         try:
-            return self._handle is None or self._handle.poll()
+            return self.handle is None or self.handle.poll()
         except Exception:
             return False
 
     def release(self) -> None:
         """Give all slots back."""
-        for run in self.runs:
-            self._bank.release(run.slot, len(self.layers))
+        for slot in self._first_slots:
+            self._bank.release(slot, len(self.layers))
+
+    def choose(self, errors: Mapping[int, int]) -> Chosen:
+        """Return what did not fail, for the mover."""
+        positions, first_slots = self.positions, self._first_slots
+        if errors:
+            good = [index for index, position in enumerate(positions) if position not in errors]
+            positions = [positions[index] for index in good]
+            first_slots = [first_slots[index] for index in good]
+        transfers = self.plan.transfers
+        return Chosen(
+            positions,
+            [transfers[position].block_ids[0] for position in positions],
+            by_layer(slot_column(first_slots, len(self.layers)), len(self.layers)),
+        )
 
     def _batch(self) -> SegmentBatch:
         width = len(self.layers)
-        runs = [self.runs[segment // width] for segment in self._segments]
-        places = [segment % width for segment in self._segments]
-        return SegmentBatch(
-            chunk_ids=[self.plan.transfers[run.position].chunk_id for run in runs],
-            layers=[self.layers[place] for place in places],
-            slots=[run.slot + place for run, place in zip(runs, places, strict=True)],
+        transfers = self.plan.transfers
+        batch = SegmentBatch(
+            id_column([transfers[position].chunk_id for position in self.positions], width),
+            numbers(self.layers) * len(self.positions),
+            slot_column(self._first_slots, width),
         )
+        return batch if self._segments is None else batch.take(self._segments)
 
     def _collect(self, errors: dict[int, int]) -> list[int]:
         """Add the finished handle's failures to ``errors``; return the segments that found no room."""
-        assert self._handle is not None
+        assert self.handle is not None
+        statuses = self.handle.status()
+        segments = range(len(self)) if self._segments is None else self._segments
+        if len(statuses) != len(segments):
+            raise RuntimeError(f"the backend gave {len(statuses)} statuses for {len(segments)} segments")
+        if not any(statuses):
+            return []
         refused = []
-        for segment, code in zip(self._segments, self._handle.status(), strict=True):
+        for segment, code in zip(segments, statuses, strict=True):
             if code == errno.EAGAIN:
                 refused.append(segment)
             elif code:
@@ -112,48 +147,4 @@ class Wave:
         return refused
 
     def _position(self, segment: int) -> int:
-        return self.runs[segment // len(self.layers)].position
-
-
-class WaveKeeper:
-    """Gives slots back when their waves are over, also those of waves that nobody waits for any more."""
-
-    def __init__(self, on_late_end: Callable[[Plan, list[int]], None]) -> None:
-        """``on_late_end`` is told of positions that were in flight when dismissed and no longer are."""
-        self._on_late_end = on_late_end
-        self._lock = threading.Lock()
-        self._stuck: list[Wave] = []
-
-    def acquire(self, bank: SlotBank, count: int, deadline: float) -> int | None:
-        """Take a run of slots as ``SlotBank.acquire`` does, also from waves that end while this waits."""
-        while True:
-            self.reclaim()
-            slot = bank.acquire(count, min(deadline, time.monotonic() + _RECLAIM_INTERVAL))
-            if slot is not None or time.monotonic() >= deadline:
-                return slot
-
-    def dismiss(self, wave: Wave) -> bool:
-        """Give a wave's slots back, now or, while I/O may still reach them, later.
-
-        Return whether it was now.
-        """
-        if wave.quiet():
-            wave.release()
-            return True
-        with self._lock:
-            self._stuck.append(wave)
-        return False
-
-    def reclaim(self) -> None:
-        """Look after the waves that were in flight when they were dismissed."""
-        if not self._stuck:
-            return
-        with self._lock:
-            late = [wave for wave in self._stuck if wave.quiet()]
-            self._stuck = [wave for wave in self._stuck if wave not in late]
-            busy = {(wave.plan.plan_id, position) for wave in self._stuck for position in wave.positions}
-        for wave in late:
-            wave.release()
-            ended = [p for p in wave.positions if (wave.plan.plan_id, p) not in busy]
-            if ended:
-                self._on_late_end(wave.plan, ended)
+        return self.positions[segment // len(self.layers)]

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots and places of waves that end after everybody has given up."""
+"""Columns of a wave, segments that find no room, and waves that end after everybody has given up."""
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tutti_engine import ChunkTransfer, StorePlan
 from tutti_engine.ring_window import SlotBank
-from tutti_engine.waves import Run, Wave, WaveKeeper
+from tutti_engine.wave_keeper import WaveKeeper
+from tutti_engine.waves import Wave
 
 
 class Handle:
@@ -21,7 +29,7 @@ class Handle:
 
 def flying(plan, bank, layer):
     handle = Handle()
-    wave = Wave(plan, bank, [Run(0, bank.acquire(1, 0.0))], (layer,))
+    wave = Wave(plan, bank, [0], [bank.acquire(1, 0.0)], (layer,))
     wave.submit(lambda batch: handle)
     return wave, handle
 
@@ -50,3 +58,78 @@ def test_a_wave_that_is_over_gives_its_slots_back_at_once():
     handle.done = True
     assert keeper.dismiss(wave)
     assert (told, bank.busy) == ([], 0)
+
+
+class Recorder:
+    """Takes what its verdict lets it take."""
+
+    def __init__(self, *verdicts):
+        self.verdicts = list(verdicts)
+        self.batches = []
+
+    def __call__(self, batch):
+        self.batches.append(list(zip(batch.chunk_ids, batch.layers, batch.slots, strict=True)))
+        handle = Handle()
+        handle.done = True
+        codes = self.verdicts.pop(0)
+        handle.status = lambda: codes
+        return handle
+
+
+def wave_of(chunk_ids, layers, bank):
+    plan = StorePlan(1, tuple(ChunkTransfer(b"k", each, ((i, i + 50),)) for i, each in enumerate(chunk_ids)))
+    slots = [bank.acquire(len(layers), 0.0) for _ in chunk_ids]
+    return Wave(plan, bank, range(len(chunk_ids)), slots, layers)
+
+
+@pytest.mark.parametrize("chunk_ids", [(5, 9), ("a", 9), (1 << 70, "b"), ((), None)])
+def test_a_batch_goes_chunk_by_chunk_and_the_mover_layer_by_layer(chunk_ids):
+    wave = wave_of(chunk_ids, (2, 3, 7), SlotBank(10, 6))
+    submit = Recorder([0] * 6)
+    wave.submit(submit)
+    one, other = chunk_ids
+    assert submit.batches == [
+        [(one, 2, 10), (one, 3, 11), (one, 7, 12), (other, 2, 13), (other, 3, 14), (other, 7, 15)]
+    ]
+    everything = wave.choose({})
+    assert list(everything.slots) == [10, 13, 11, 14, 12, 15]
+    assert everything.block_ids == [(0, 50), (1, 51)]
+    rest = wave.choose({0: 5})
+    assert (rest.positions, list(rest.slots), rest.block_ids) == ([1], [13, 14, 15], [(1, 51)])
+
+
+@given(
+    count=st.integers(1, 4),
+    width=st.integers(1, 4),
+    refusals=st.lists(st.sets(st.integers(0, 15)), max_size=4),
+    failures=st.dictionaries(st.integers(0, 15), st.sampled_from([5, 28])),
+)
+def test_refused_segments_are_offered_again_and_no_other(count, width, refusals, failures):
+    wave = wave_of(range(count), range(width), SlotBank(0, 16))
+    left = [(chunk, layer, chunk * width + layer) for chunk in range(count) for layer in range(width)]
+    offered = []
+
+    def submit(batch):
+        segments = list(zip(batch.chunk_ids, batch.layers, batch.slots, strict=True))
+        offered.append(segments)
+        refused = refusals.pop(0) if refusals else ()
+        handle = Handle()
+        handle.done = True
+        codes = [11 if slot in refused else failures.get(slot, 0) for _, _, slot in segments]
+        handle.status = lambda: codes
+        left[:] = [segment for segment, code in zip(segments, codes, strict=True) if code == 11]
+        return handle
+
+    expected = list(left)
+    wave.submit(submit)
+    waits = []
+    errors = wave.finish(submit, waits.append, time.monotonic() + 3600)
+    of_chunk = {
+        c: {failures.get(s, 0) for s in range(c * width, (c + 1) * width)} - {0} for c in range(count)
+    }
+    assert {chunk for chunk, codes in of_chunk.items() if codes} == set(errors)
+    assert all(code in of_chunk[chunk] for chunk, code in errors.items())
+    assert left == [] and offered[0] == expected
+    assert len(waits) == len(offered) - 1
+    for before, after in itertools.pairwise(offered):
+        assert set(after) < set(before) or after == before

@@ -12,6 +12,7 @@ from typing import Any
 
 from tutti_engine.backend import SegmentBatch, StagingWindow
 from tutti_engine.backends.local_files import check_store, file_uri, prepare_files
+from tutti_engine.backends.local_progress import Progress
 from tutti_engine.backends.local_transfer import Requests, Segments, Transfer
 from tutti_engine.errors import RootError
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
@@ -54,6 +55,7 @@ class LocalStoreBackend:
         RootError: a directory is another store's, or files cannot be made or opened.
     """
 
+    spi_version = 2
     closed_error = tutti_runtime.RuntimeClosedError
 
     def __init__(
@@ -77,7 +79,7 @@ class LocalStoreBackend:
         self.max_batch_requests: int = caps["max_batch_requests"]
         self._max_io_bytes: int = caps["max_single_io_bytes"] // SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT
         self._targets = np.zeros(max(paths) + 1, np.uint64)
-        self._room = threading.Condition()
+        self._lock = threading.Lock()
         self._live: dict[int, Transfer] = {}
         self._window: StagingWindow | None = None
         self._memory = 0
@@ -87,6 +89,7 @@ class LocalStoreBackend:
         except BaseException:
             self._close_runtime()
             raise
+        self._progress = Progress(self.runtime.completion_fd(), self._advance)
 
     def _open(self, paths: dict[int, str]) -> None:
         opened = self.runtime.open_batch([file_uri(path) for path in paths.values()])
@@ -118,7 +121,7 @@ class LocalStoreBackend:
             )
         if window.nbytes < window.num_slots * window.slot_bytes:
             raise ValueError(f"{window.nbytes} bytes do not hold {window.num_slots} x {window.slot_bytes}")
-        with self._room:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("the backend is shut down")
             if self._window is not None:
@@ -139,9 +142,9 @@ class LocalStoreBackend:
         self._segments(batch)
 
     def wait_idle(self, deadline: float) -> bool:
-        """Drive everything in flight until it is finished; return False if the deadline passed first."""
+        """Wait until everything in flight is finished; return False if the deadline passed first."""
         while True:
-            with self._room:
+            with self._lock:
                 live = list(self._live.values())
             if not live:
                 return True
@@ -154,11 +157,12 @@ class LocalStoreBackend:
         A batch that cannot be finished ends as ``ECANCELED``, if the runtime could be stopped. Else it stays
         in flight for ever, and its window in memory.
         """
-        with self._room:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
         idle = self.wait_idle(time.monotonic() + SHUTDOWN_SECONDS)
+        self._progress.stop()
         if self._close_runtime():
             for transfer in list(self._live.values()):
                 transfer.cancel()
@@ -183,7 +187,7 @@ class LocalStoreBackend:
     def _start(self, batch: SegmentBatch, *, write: bool) -> Transfer:
         segments = self._segments(batch)
         transfer = Transfer(self, segments, write=write)
-        with self._room:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("the backend is shut down")
             if len(segments):
@@ -251,19 +255,22 @@ class LocalStoreBackend:
 
     def forget(self, transfer: Transfer) -> None:
         """Take a finished batch off the list."""
-        with self._room:
+        with self._lock:
             self._live.pop(id(transfer), None)
-            self._room.notify_all()
 
-    def tell_room(self) -> None:
-        """Wake threads whose segments found no room."""
-        with self._room:
-            self._room.notify_all()
+    def wake(self) -> None:
+        """Have all batches carried on soon."""
+        self._progress.wake()
 
-    def wait_for_room(self, seconds: float) -> None:
-        """Wait until some I/O has finished, or a moment."""
-        with self._room:
-            self._room.wait(seconds)
+    def _advance(self) -> float | None:
+        """Carry every batch on; return in how many seconds to do so again although nothing finishes."""
+        with self._lock:
+            live = list(self._live.values())
+        for transfer in live:
+            transfer.poll()
+        moves = any(transfer.handles() for transfer in live)
+        pauses = [transfer.next_try(others_move=moves) for transfer in live]
+        return min((pause for pause in pauses if pause is not None), default=None)
 
 
 def column(name: str, values: Sequence[Any], limit: int) -> Array:

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Requests", "Segments", "Transfer"]
 
-WAIT_SLICE = 0.1
-"""Longest time in the runtime's wait: between two slices other threads and the clock get their turn."""
-
-ROOM_PAUSE = 0.002
-"""Pause of a waiting thread whose segments found no room while all room was taken by other batches."""
+FIRST_PAUSE = 0.001
+LONGEST_PAUSE = 0.05
+"""Pauses before segments are offered again that found no room although nothing of the store is in flight:
+only then no completion tells of room, because somebody else fills the runtime."""
 
 Array = Any
 """A NumPy array. This module uses its methods only, so that it need not import NumPy."""
@@ -60,7 +59,7 @@ class Segments:
 
 
 class Transfer:
-    """A batch in flight. Whoever polls or waits drives it; there is no thread for it."""
+    """A batch in flight. The backend's progress thread carries it on; a poll does so as well."""
 
     def __init__(self, backend: LocalStoreBackend, segments: Segments, *, write: bool) -> None:
         self._backend = backend
@@ -71,74 +70,82 @@ class Transfer:
         self._todo: list[Requests] = [backend.requests(segments, write=write)]
         self._active: list[tuple[int, Requests]] = []
         self._flushing = False
-        self._done = len(segments) == 0
+        self._finished = threading.Event()
+        self._pause = FIRST_PAUSE
         self._lock = threading.Lock()
+        self._asked = False
+        # Nothing of it is in flight and something is to do: no completion of its own will carry it on.
+        self._starving = False
+        if len(segments) == 0:
+            self._finished.set()
 
     def poll(self) -> bool:
         """Make progress; return whether all segments are finished."""
-        if not self._done and self._lock.acquire(blocking=False):
+        # Whoever finds the lock taken leaves word, and the holder looks again: I/O may have finished after
+        # its look, and nobody is told twice.
+        self._asked = True
+        while self._asked and not self._finished.is_set() and self._lock.acquire(blocking=False):
             try:
+                self._asked = False
                 self._step()
             finally:
                 self._lock.release()
-        return self._done
+        return self._finished.is_set()
 
     def wait(self, deadline: float) -> bool:
-        """Drive the batch until it is finished or ``time.monotonic()`` reaches ``deadline``;
+        """Wait until the batch is finished or ``time.monotonic()`` is ``deadline``; return ``poll()``."""
+        return self.poll() or self._finished.wait(max(0.0, deadline - time.monotonic())) or self.poll()
 
-        Return ``poll()``.
+    def next_try(self, *, others_move: bool) -> float | None:
+        """Return in how many seconds to poll although nothing of this batch finishes; None for never.
+
+        Where other batches move, the first of those to finish tells of room: only the deadline counts.
         """
-        while not self._done:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return self.poll()
-            if self._lock.acquire(timeout=remaining):
-                try:
-                    self._step(min(remaining, WAIT_SLICE))
-                finally:
-                    self._lock.release()
-        return True
+        if not self._starving or self._finished.is_set():
+            return None
+        left = max(0.0, self._give_up - time.monotonic())
+        if others_move:
+            return left
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return min(pause, left)
 
     def status(self) -> Sequence[int]:
         """Return 0 or an ``errno`` for each segment. Raises RuntimeError before the batch is finished."""
-        if not self._done:
+        if not self._finished.is_set():
             raise RuntimeError("the batch is still in flight; its status is known once poll() returns True")
-        return [self._errors.get(segment, 0) for segment in range(len(self._segments))]
+        statuses = [0] * len(self._segments)
+        for segment, code in self._errors.items():
+            statuses[segment] = code
+        return statuses
 
     def cancel(self) -> None:
         """End the batch because the runtime has ended and touches its memory no more."""
         with self._lock:
-            if not self._done:
+            if not self._finished.is_set():
                 self._give_up_all()
 
     def handles(self) -> list[int]:
         """Return the runtime's handles of what is in flight."""
         return [handle for handle, _ in self._active]
 
-    def _step(self, patience: float = 0.0) -> None:
-        """Submit what waits, collect what is finished; wait up to ``patience`` seconds for one piece."""
-        if self._done:
+    def _step(self) -> None:
+        """Collect what is finished, submit what waits."""
+        if self._finished.is_set():
             return
         try:
-            self._advance(0.0)
-            if patience and not self._done:
-                if self._active:
-                    self._advance(patience)
-                else:
-                    self._backend.wait_for_room(min(patience, ROOM_PAUSE))
+            self._collect()
+            self._submit()
+            if not self._todo and not self._active:
+                self._next_phase()
         except self._backend.closed_error:
+            # Where something is in flight, shutdown is under way in another thread; it cancels this batch
+            # once nothing moves any more.
             if not self._active:
-                # Nothing of this batch is in flight, and no more of it will be.
                 self._give_up_all()
-            elif patience:
-                # Shutdown is under way in another thread; it cancels this batch once nothing moves any more.
-                self._backend.wait_for_room(min(patience, ROOM_PAUSE))
-
-    def _advance(self, patience: float) -> None:
-        self._collect(patience)
-        self._submit()
-        if not self._todo and not self._active:
-            self._next_phase()
+        starving = bool(self._todo) and not self._active
+        if starving and not self._starving:
+            self._backend.wake()
+        self._starving = starving
 
     def _expired(self) -> bool:
         return time.monotonic() >= self._give_up
@@ -176,27 +183,22 @@ class Transfer:
         if refused.any():
             self._fail(requests.take(refused), result.errors[refused].tolist())
 
-    def _collect(self, patience: float) -> None:
-        """Take results of what is finished, waiting up to ``patience`` seconds for the first batch."""
+    def _collect(self) -> None:
+        """Take the results of what is finished."""
         runtime = self._backend.runtime
         active, self._active = self._active, []
         try:
             while active:
                 handle, requests = active[0]
-                if not patience and not runtime.poll(handle):
+                if not runtime.poll(handle):
                     self._active.append(active.pop(0))
                     continue
-                try:
-                    completion = runtime.wait(handle, patience)
-                except TimeoutError:
-                    return
-                finally:
-                    patience = 0.0
+                completion = runtime.wait(handle, 0.0)
                 active.pop(0)
+                self._pause = FIRST_PAUSE
                 failed = completion.status != 0
                 if failed.any():
                     self._fail(requests.take(failed), completion.status[failed].tolist())
-                self._backend.tell_room()
         finally:
             self._active += active
 
@@ -240,5 +242,5 @@ class Transfer:
         self._end()
 
     def _end(self) -> None:
-        self._done = True
         self._backend.forget(self)
+        self._finished.set()

@@ -41,6 +41,8 @@ class MemoryBackend:
         num_chunks: chunks that there is room for.
     """
 
+    spi_version = 2
+
     def __init__(self, *, num_layers: int, segment_bytes: int, num_chunks: int) -> None:
         for name, value in (
             ("num_layers", num_layers),

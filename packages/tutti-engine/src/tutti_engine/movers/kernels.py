@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -30,30 +32,69 @@ class KernelMover:
         self._window = torch.frombuffer(window.memory, dtype=torch.uint8)
         self._slot_bytes = window.slot_bytes
 
-    def gather(self, layer: int, block_ids: Sequence[Sequence[int]], slots: Sequence[int]) -> list[int]:
+    def gather(
+        self, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
+    ) -> Sequence[int]:
         """Copy pages to slots; see ``Mover``."""
-        sums = kernels.gather(
-            self._pages[layer],
-            self._layouts[layer],
-            torch.tensor(block_ids, dtype=torch.int64),
-            self._window,
-            torch.tensor(slots, dtype=torch.int64),
-            self._slot_bytes,
-        )
-        return [value & _MASK for value in sums.tolist()]
+        blocks, places = _matrix(block_ids), _column(slots)
+        sums = torch.empty(len(slots), dtype=torch.int64)
+        count = len(block_ids)
+        for number, layer in enumerate(layers):
+            part = slice(number * count, (number + 1) * count)
+            kernels.gather_into(
+                self._pages[layer],
+                self._layouts[layer],
+                blocks,
+                self._window,
+                places[part],
+                self._slot_bytes,
+                sums[part],
+            )
+        return array("Q", ctypes.string_at(sums.data_ptr(), 8 * len(slots)))
 
     def scatter(
-        self, layer: int, slots: Sequence[int], block_ids: Sequence[Sequence[int]], checksums: Sequence[int]
-    ) -> list[bool]:
-        """Verify slots and copy them to pages; see ``Mover``."""
-        signed = [value - (1 << 64) if value >> 63 else value for value in checksums]
-        matched = kernels.scatter(
-            self._window,
-            torch.tensor(slots, dtype=torch.int64),
-            self._slot_bytes,
-            self._pages[layer],
-            self._layouts[layer],
-            torch.tensor(block_ids, dtype=torch.int64),
-            torch.tensor(signed, dtype=torch.int64),
-        )
-        return [bool(value) for value in matched.tolist()]
+        self,
+        layers: Sequence[int],
+        slots: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        checksums: Sequence[int] | None,
+    ) -> Sequence[bool]:
+        """Verify slots and copy them to pages; see ``Mover``.
+
+        Always verifies: the checksum runs at about twice the speed of a copy, over bytes that the copy then
+        finds in the CPU's caches.
+        """
+        if checksums is None:
+            raise ValueError("KernelMover does not copy without checksums")
+        blocks, places, expected = _matrix(block_ids), _column(slots), _column(checksums)
+        count = len(block_ids)
+        matched: list[bool] = []
+        for number, layer in enumerate(layers):
+            part = slice(number * count, (number + 1) * count)
+            matched += kernels.scatter(
+                self._window,
+                places[part],
+                self._slot_bytes,
+                self._pages[layer],
+                self._layouts[layer],
+                blocks,
+                expected[part],
+            ).tolist()
+        return matched
+
+
+def _column(values: Sequence[int]) -> torch.Tensor:
+    """Return 64-bit numbers, signed or not, as int64: an ``array`` without a copy, anything else with one."""
+    if not isinstance(values, array):
+        values = array("q", (value - (1 << 64) if value >> 63 == 1 else value for value in values))
+    return torch.frombuffer(values, dtype=torch.int64)
+
+
+def _matrix(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return equally long rows as int64 ``[rows, length]``. Raises ValueError for others."""
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("the chunks of one call must have equally many blocks")
+    flat = array("q")
+    for row in rows:
+        flat.extend(row)
+    return torch.frombuffer(flat, dtype=torch.int64).view(len(rows), -1)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from array import array
 from collections.abc import Sequence
 
 from tutti_engine.backend import StagingWindow
@@ -17,6 +19,7 @@ class PlainMover:
     """Pages are consecutive runs in one writable buffer a layer: block ``b`` starts at ``b * page_bytes``."""
 
     checksum_name = "blake2b-64"
+    can_skip_verification = True
 
     def __init__(self, geometry: Geometry, layers: Sequence[memoryview]) -> None:
         """Take one buffer a layer, each a whole number of pages long."""
@@ -27,46 +30,58 @@ class PlainMover:
         """Take the staging window."""
         self._window = window
 
-    def gather(self, layer: int, block_ids: Sequence[Sequence[int]], slots: Sequence[int]) -> list[int]:
+    def gather(
+        self, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
+    ) -> Sequence[int]:
         """Copy pages to slots; see ``Mover``."""
-        pages = self._layers[layer]
-        for blocks in block_ids:
-            self._check(pages, blocks)
-        sums = []
-        for blocks, slot in zip(block_ids, slots, strict=True):
-            target = self._slot(slot)
-            data = b"".join(pages[b * self._page_bytes : (b + 1) * self._page_bytes] for b in blocks)
-            target[: len(data)] = data
-            target[len(data) :] = bytes(len(target) - len(data))
-            sums.append(self._checksum(data))
-        return sums
+        for layer in layers:
+            for blocks in block_ids:
+                self._check(layer, blocks)
+        segments = itertools.product(layers, block_ids)
+        return array("Q", (self._pack(layer, blocks, slot) for (layer, blocks), slot in zip(segments, slots)))
 
     def scatter(
-        self, layer: int, slots: Sequence[int], block_ids: Sequence[Sequence[int]], checksums: Sequence[int]
-    ) -> list[bool]:
+        self,
+        layers: Sequence[int],
+        slots: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        checksums: Sequence[int] | None,
+    ) -> Sequence[bool]:
         """Verify slots and copy them to pages; see ``Mover``."""
-        pages = self._layers[layer]
-        size = self._page_bytes
-        for blocks in block_ids:
-            self._check(pages, [b for b in blocks if b != SKIP_BLOCK])
-        matched = []
-        for slot, blocks, expected in zip(slots, block_ids, checksums, strict=True):
-            source = self._slot(slot)
-            ok = self._checksum(source[: len(blocks) * size]) == expected
-            matched.append(ok)
-            if not ok:
-                continue
-            for index, block in enumerate(blocks):
-                if block != SKIP_BLOCK:
-                    pages[block * size : (block + 1) * size] = source[index * size : (index + 1) * size]
-        return matched
+        for layer in layers:
+            for blocks in block_ids:
+                self._check(layer, [b for b in blocks if b != SKIP_BLOCK])
+        segments = itertools.product(layers, block_ids)
+        sums = itertools.repeat(None) if checksums is None else checksums
+        return [
+            self._unpack(layer, blocks, slot, expected)
+            for (layer, blocks), slot, expected in zip(segments, slots, sums)
+        ]
+
+    def _pack(self, layer: int, blocks: Sequence[int], slot: int) -> int:
+        pages, size = self._layers[layer], self._page_bytes
+        target = self._slot(slot)
+        data = b"".join(pages[b * size : (b + 1) * size] for b in blocks)
+        target[: len(data)] = data
+        target[len(data) :] = bytes(len(target) - len(data))
+        return self._checksum(data)
+
+    def _unpack(self, layer: int, blocks: Sequence[int], slot: int, expected: int | None) -> bool:
+        pages, size = self._layers[layer], self._page_bytes
+        source = self._slot(slot)
+        if expected is not None and self._checksum(source[: len(blocks) * size]) != expected:
+            return False
+        for index, block in enumerate(blocks):
+            if block != SKIP_BLOCK:
+                pages[block * size : (block + 1) * size] = source[index * size : (index + 1) * size]
+        return True
 
     def _slot(self, slot: int) -> memoryview:
         size = self._window.slot_bytes
         return self._window.memory[slot * size : (slot + 1) * size]
 
-    def _check(self, pages: memoryview, blocks: Sequence[int]) -> None:
-        count = len(pages) // self._page_bytes
+    def _check(self, layer: int, blocks: Sequence[int]) -> None:
+        count = len(self._layers[layer]) // self._page_bytes
         for block in blocks:
             if not 0 <= block < count:
                 raise ValueError(f"block {block} is outside of 0..{count - 1}")

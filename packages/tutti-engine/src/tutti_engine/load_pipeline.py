@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads on their way: one thread starts reads as far ahead as there are slots, another copies pages."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from tutti_engine.backend import StorageBackend
+from tutti_engine.columns import unpack_words
+from tutti_engine.counters import Counters
+from tutti_engine.lane import Lane
+from tutti_engine.mover import Mover
+from tutti_engine.ring_window import SlotBank
+from tutti_engine.transfer import LoadJob, Transfer
+from tutti_engine.verification import Verification
+from tutti_engine.wave_keeper import WaveKeeper
+from tutti_engine.waves import Chosen, Wait, Wave
+
+__all__ = ["LoadPipeline"]
+
+logger = logging.getLogger(__name__)
+
+_WAVES = 4
+"""Waves that share the bank: while one is copied the others keep the drives busy."""
+
+
+class _Part:
+    """Some layers of a load. It ends with the last of its waves, and not before all were started."""
+
+    def __init__(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
+        self.job = job
+        self.layers = layers
+        self.transfer = transfer
+        self.asked = time.monotonic()
+        self.begun = self.asked
+        # Waves that have not ended, and the reading thread's own hold until it has started the last one.
+        self.holds = 1
+
+
+class LoadPipeline:
+    """Reads and copies in the order in which loads were asked for.
+
+    Its bounds: ``max_queued`` parts of loads that wait for their turn, the bank's slots in flight, and of a
+    load that is asked for layer by layer ``lookahead`` layers beyond the one that is being copied.
+    """
+
+    def __init__(
+        self,
+        bank: SlotBank,
+        keeper: WaveKeeper,
+        backend: StorageBackend,
+        mover: Mover,
+        counters: Counters,
+        *,
+        wait_for_room: Wait,
+        num_layers: int,
+        segment_bytes: int,
+        rank: int,
+        io_timeout: float,
+        lookahead: int,
+        max_queued: int,
+        verification: Verification,
+        on_end: Callable[[LoadJob, int], None],
+    ) -> None:
+        """Start the threads. ``on_end`` is told of each part's job and number of layers."""
+        self._bank = bank
+        self._keeper = keeper
+        self._mover = mover
+        self._counters = counters
+        self._backend = backend
+        self._wait_for_room = wait_for_room
+        self._num_layers = num_layers
+        self._segment_bytes = segment_bytes
+        self._rank = rank
+        self._io_timeout = io_timeout
+        self._lookahead = lookahead
+        self._max_queued = max_queued
+        self._verification = verification
+        self._on_end = on_end
+        # When a read last ran into its timeout. What was asked for before then is not tried.
+        self._hung_at = float("-inf")
+        self._changed = threading.Condition()
+        self._queued = 0
+        # Parts whose reads have begun and whose copies have not ended.
+        self._open = 0
+        self._reader = Lane("tutti-read")
+        self._copier = Lane("tutti-load")
+
+    def start(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
+        """Queue some layers of a load; never waits."""
+        part = _Part(job, layers, transfer)
+        with self._changed:
+            full = self._queued >= self._max_queued
+            self._queued += not full
+            self._open += full
+        if full:
+            self._counters.add("loads_refused")
+            job.skip(range(len(job.plan.transfers)), errno.ENOBUFS)
+            self._let_go(part)
+        else:
+            self._reader.put(lambda: self._read(part))
+
+    def stop(self, deadline: float) -> None:
+        """End after what is queued; wait for that until ``time.monotonic()`` reaches ``deadline``."""
+        self._reader.stop(deadline)
+        self._copier.stop(deadline)
+
+    # The reading thread.
+
+    def _read(self, part: _Part) -> None:
+        in_time = self._wait_for_turn(part)
+        part.begun = time.monotonic()
+        transfers = part.job.plan.transfers
+        lost = [position for position, transfer in enumerate(transfers) if transfer.chunk_id is None]
+        part.job.fail(lost, errno.ENOENT)
+        todo = [position for position in range(len(transfers)) if position not in part.job.errors]
+        try:
+            while todo and (slot := self._first_slot(part, in_time)) is not None:
+                wave = self._start_wave(part, todo, slot)
+                self._copier.put(lambda wave=wave: self._copy(part, wave))  # type: ignore[misc]
+        except Exception as error:
+            logger.warning("Tutti: a load ended early: %s", error)
+            part.job.fail(todo, errno.EIO)
+            todo = []
+        # Where slots did not come in time, a read that hung is the reason, here or before.
+        part.job.skip(todo, errno.ECANCELED if self._is_behind(part) else errno.ETIMEDOUT)
+        if todo and not self._is_behind(part):
+            self._note_hang()
+        self._let_go(part)
+
+    def _wait_for_turn(self, part: _Part) -> bool:
+        """Keep the distance between reads and copies; return False when that lasts too long."""
+        with self._changed:
+            self._queued -= 1
+            turn = True
+            if len(part.layers) < self._num_layers and self._open > self._lookahead:
+                self._counters.add("load_lookahead_waits")
+                turn = self._changed.wait_for(
+                    lambda: self._open <= self._lookahead or self._is_behind(part), self._io_timeout
+                )
+            self._open += 1
+            return turn
+
+    def _first_slot(self, part: _Part, in_time: bool) -> int | None:
+        """Take the first slots of a wave; None if the part has to give up."""
+        width = len(part.layers)
+        if self._is_behind(part) or not in_time:
+            return None
+        slot = self._keeper.acquire(self._bank, width, 0.0)
+        if slot is None:
+            self._counters.add("load_slot_waits")
+            slot = self._keeper.acquire(self._bank, width, time.monotonic() + self._io_timeout)
+        if slot is not None and self._is_behind(part):
+            self._bank.release(slot, width)
+            return None
+        return slot
+
+    def _start_wave(self, part: _Part, todo: list[int], slot: int | None) -> Wave:
+        """Start to read the first of ``todo``, and take them off."""
+        width = len(part.layers)
+        shares = _WAVES if width == self._num_layers else self._lookahead + 1
+        most = min(len(todo), max(1, self._bank.count // (shares * width)))
+        slots: list[int] = []
+        while slot is not None:
+            slots.append(slot)
+            slot = self._bank.acquire(width, 0.0) if len(slots) < most else None
+        wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers)
+        try:
+            wave.submit(self._backend.read_segments)
+        except BaseException:
+            wave.release()
+            raise
+        del todo[: len(slots)]
+        self._counters.add("load_waves")
+        with self._changed:
+            part.holds += 1
+        return wave
+
+    def _is_behind(self, part: _Part) -> bool:
+        """Whether a read has hung since the part was asked for."""
+        return part.asked <= self._hung_at
+
+    # The copying thread.
+
+    def _copy(self, part: _Part, wave: Wave) -> None:
+        try:
+            self._take(part, wave)
+        except Exception as error:
+            logger.warning("Tutti: a load ended early: %s", error)
+            part.job.fail(wave.positions, errno.EIO)
+        finally:
+            if not self._keeper.dismiss(wave):
+                self._counters.add("overdue_waves")
+            self._let_go(part)
+
+    def _take(self, part: _Part, wave: Wave) -> None:
+        job = part.job
+        behind = wave.started <= self._hung_at
+        deadline = 0.0 if behind else wave.started + self._io_timeout
+        errors = wave.finish(self._backend.read_segments, self._wait_for_room, deadline)
+        if errors is None:
+            if behind:
+                job.skip(wave.positions, errno.ECANCELED)
+            else:
+                self._note_hang()
+                job.fail(wave.positions, errno.ETIMEDOUT)
+            return
+        job.fail_each(errors)
+        chosen = wave.choose(errors)
+        if not chosen.positions:
+            return
+        job.bytes_read += len(chosen.slots) * self._segment_bytes
+        self._scatter(job, wave.layers, chosen)
+
+    def _scatter(self, job: LoadJob, layers: Sequence[int], chosen: Chosen) -> None:
+        sums = self._expected(job, layers, chosen.positions) if self._verification.next() else None
+        matched = self._mover.scatter(layers, chosen.slots, chosen.block_ids, sums)
+        if len(matched) != len(chosen.slots):
+            raise RuntimeError(f"the mover judged {len(matched)} segments of {len(chosen.slots)}")
+        if not all(matched):
+            count = len(chosen.positions)
+            bad = {chosen.positions[number % count] for number, ok in enumerate(matched) if not ok}
+            self._counters.add("corrupt_chunks", len(bad))
+            job.fail(bad, errno.EBADMSG)
+
+    def _expected(self, job: LoadJob, layers: Sequence[int], positions: Sequence[int]) -> array[int]:
+        transfers, width = job.plan.transfers, self._num_layers
+        words = unpack_words(b"".join(transfers[position].checksums[self._rank] for position in positions))
+        expected = array("Q")
+        for layer in layers:
+            expected.extend(words[layer::width])
+        return expected
+
+    # Both.
+
+    def _note_hang(self) -> None:
+        self._counters.add("read_hangs")
+        with self._changed:
+            self._hung_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _let_go(self, part: _Part) -> None:
+        with self._changed:
+            part.holds -= 1
+            if part.holds:
+                return
+            self._open -= 1
+            self._changed.notify_all()
+        part.job.note_time(part.begun, time.monotonic())
+        self._on_end(part.job, len(part.layers))
+        part.transfer.finish(ok=not part.job.errors)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores on their way: the caller's thread copies pages, one thread starts writes, another awaits them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tutti_engine.backend import StorageBackend
+from tutti_engine.counters import Counters
+from tutti_engine.lane import Lane
+from tutti_engine.mover import Mover
+from tutti_engine.ring_window import SlotBank
+from tutti_engine.transfer import StoreJob
+from tutti_engine.wave_keeper import WaveKeeper
+from tutti_engine.waves import Wait, Wave
+
+__all__ = ["StorePipeline"]
+
+logger = logging.getLogger(__name__)
+
+_SHARES = 8
+"""A wave takes at most this part of the bank, so that the first one is written while the next is copied."""
+
+
+class StorePipeline:
+    """Writes in the order in which pages were copied.
+
+    Its bounds: the bank's slots, for which ``store`` waits ``stall`` seconds at most, and ``depth`` waves
+    that the backend has at a time.
+    """
+
+    def __init__(
+        self,
+        bank: SlotBank,
+        keeper: WaveKeeper,
+        backend: StorageBackend,
+        mover: Mover,
+        counters: Counters,
+        *,
+        wait_for_room: Wait,
+        segment_bytes: int,
+        io_timeout: float,
+        stall: float,
+        depth: int,
+        on_wave_end: Callable[[StoreJob], None],
+    ) -> None:
+        """Start the threads."""
+        self._bank = bank
+        self._keeper = keeper
+        self._mover = mover
+        self._counters = counters
+        self._backend = backend
+        self._wait_for_room = wait_for_room
+        self._segment_bytes = segment_bytes
+        self._io_timeout = io_timeout
+        self._stall = stall
+        self._on_wave_end = on_wave_end
+        # When a write last ran into its timeout. What was copied before then is not tried.
+        self._hung_at = float("-inf")
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(depth)
+        self._writer = Lane("tutti-write")
+        self._finisher = Lane("tutti-store")
+
+    def store(self, job: StoreJob, layers: Sequence[int]) -> None:
+        """Copy pages to slots and start to write them. Chunks that find no room in time are given up."""
+        width = len(layers)
+        most = max(1, self._bank.count // (_SHARES * width))
+        deadline = time.monotonic() + self._stall
+        positions: list[int] = []
+        slots: list[int] = []
+        for position in range(len(job.plan.transfers)):
+            if position in job.errors:
+                continue
+            slot = self._keeper.acquire(self._bank, width, 0.0)
+            if slot is None:
+                # Hand over what is copied already: only its completion makes room.
+                self._hand_over(job, positions, slots, layers)
+                positions, slots = [], []
+                self._counters.add("store_slot_waits")
+                slot = self._keeper.acquire(self._bank, width, deadline)
+            if slot is None:
+                self._counters.add("store_no_room_chunks")
+                job.fail((position,), errno.ENOBUFS)
+            elif position in job.errors:
+                # An earlier layer of it failed while this one waited for room.
+                self._bank.release(slot, width)
+            else:
+                positions.append(position)
+                slots.append(slot)
+            if len(slots) == most:
+                self._hand_over(job, positions, slots, layers)
+                positions, slots = [], []
+        self._hand_over(job, positions, slots, layers)
+
+    def stop(self, deadline: float) -> None:
+        """End after what was handed over; wait for that until ``time.monotonic()`` reaches ``deadline``."""
+        self._writer.stop(deadline)
+        self._finisher.stop(deadline)
+
+    def _hand_over(
+        self, job: StoreJob, positions: list[int], slots: list[int], layers: Sequence[int]
+    ) -> None:
+        if not positions:
+            return
+        wave = Wave(job.plan, self._bank, positions, slots, layers)
+        try:
+            chosen = wave.choose({})
+            job.note(layers, positions, self._mover.gather(layers, chosen.block_ids, chosen.slots))
+        except Exception as error:
+            logger.warning("Tutti: pages could not be copied: %s", error)
+            job.fail(positions, errno.EIO)
+            wave.release()
+            return
+        with self._lock:
+            job.waves_left += 1
+        self._writer.put(lambda: self._write(job, wave))
+
+    # The writing thread.
+
+    def _write(self, job: StoreJob, wave: Wave) -> None:
+        # Always freed again: the oldest wave ends at its deadline at the latest.
+        self._room.acquire()
+        if wave.started <= self._hung_at:
+            self._end(job, wave, dict.fromkeys(wave.positions, errno.ECANCELED))
+            return
+        submitted = time.monotonic()
+        try:
+            wave.submit(self._backend.write_segments)
+        except Exception as error:
+            logger.warning("Tutti: a store ended early: %s", error)
+            self._end(job, wave, dict.fromkeys(wave.positions, errno.EIO))
+            return
+        self._counters.add("store_waves")
+        self._finisher.put(lambda: self._finish(job, wave, submitted))
+
+    # The finishing thread.
+
+    def _finish(self, job: StoreJob, wave: Wave, submitted: float) -> None:
+        behind = submitted <= self._hung_at
+        deadline = 0.0 if behind else submitted + self._io_timeout
+        try:
+            errors = wave.finish(self._backend.write_segments, self._wait_for_room, deadline)
+        except Exception as error:
+            logger.warning("Tutti: a store ended early: %s", error)
+            errors = dict.fromkeys(wave.positions, errno.EIO)
+        if errors is None:
+            if not behind:
+                self._counters.add("write_hangs")
+                self._hung_at = time.monotonic()
+            errors = dict.fromkeys(wave.positions, errno.ECANCELED if behind else errno.ETIMEDOUT)
+        self._end(job, wave, errors)
+
+    # Both.
+
+    def _end(self, job: StoreJob, wave: Wave, errors: dict[int, int]) -> None:
+        job.fail_each(errors)
+        if not self._keeper.dismiss(wave):
+            self._counters.add("overdue_waves")
+            job.unsettled.update(wave.positions)
+        done = len(wave.positions) - len(errors)
+        with self._lock:
+            job.bytes_written += done * len(wave.layers) * self._segment_bytes
+            job.waves_left -= 1
+        self._room.release()
+        self._on_wave_end(job)
