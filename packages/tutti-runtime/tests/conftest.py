@@ -14,6 +14,7 @@ import pytest
 # Test files are imported without their folder on the path; the helpers beside them are not.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from loop_kit import Loops, loops_of
 from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, Setup, make, pair_id
 
 
@@ -65,3 +66,9 @@ def loop_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopMount]:
     mount = LoopMount(tmp_path_factory.mktemp("loop"), 16 * 1024 * 1024)
     yield mount
     mount.unmount()
+
+
+@pytest.fixture
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loops]:
+    with loops_of(tmp_path_factory.mktemp("loops")) as made:
+        yield made

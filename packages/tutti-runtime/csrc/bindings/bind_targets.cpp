@@ -18,7 +18,7 @@ py::dict to_dict(const TargetInfo& info) {
   using namespace py::literals;
   py::dict facts("kind"_a = info.kind, "path"_a = to_path(info.path), "size"_a = info.size,
                  "offset"_a = info.offset, "writable"_a = info.writable, "direct"_a = info.direct,
-                 "root"_a = info.root);
+                 "root"_a = info.root, "inode"_a = info.inode);
   if (!info.shards.empty()) {
     facts["unit"] = info.unit;
     facts["rotation"] = info.rotation;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings.hpp"
+#include "tutti/runtime/extents.hpp"
 
 namespace tutti::runtime::bindings {
 namespace {
@@ -36,6 +37,17 @@ void raise_os_error(const SystemError& error) {
   PyErr_SetObject(py::type::handle_of(instance).ptr(), instance.ptr());
 }
 
+void raise_extent_error(const ExtentRefused& error) {
+  const py::object type = py::module_::import("tutti_runtime.errors").attr("ExtentError");
+  const py::object instance = type(to_text(error.what()));
+  instance.attr("reason") = name_of(error.rule());
+  const Extent& extent = error.extent();
+  if (extent.length != 0) {
+    instance.attr("extent") = py::make_tuple(extent.logical, extent.physical, extent.length, error.flags());
+  }
+  PyErr_SetObject(type.ptr(), instance.ptr());
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) {
@@ -43,6 +55,8 @@ void translate(std::exception_ptr pointer) {
     }
   } catch (const SystemError& error) {
     raise_os_error(error);
+  } catch (const ExtentRefused& error) {
+    raise_extent_error(error);
   } catch (const InvalidUri& error) {
     raise("InvalidUriError", error);
   } catch (const InvalidHandle& error) {

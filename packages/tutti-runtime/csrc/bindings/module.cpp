@@ -8,5 +8,6 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_ordering(module);
   bindings::Class runtime = bindings::bind_runtime(module);
   bindings::bind_targets(runtime);
+  bindings::bind_extents(module);
   bindings::bind_factories(module);
 }

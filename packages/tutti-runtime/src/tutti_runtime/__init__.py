@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tutti_runtime.errors import (
     BusyError,
+    ExtentError,
     ForkedRuntimeError,
     InvalidHandleError,
     InvalidUriError,
@@ -12,6 +13,14 @@ from tutti_runtime.errors import (
     TuttiRuntimeError,
 )
 from tutti_runtime.ordering import Gate, WordDependency
+from tutti_runtime.extents import (
+    EXTENT_DTYPE,
+    EXTENT_REASONS,
+    ExtentMap,
+    ExtentSignature,
+    Revalidation,
+    resolve_extents,
+)
 from tutti_runtime.requests import (
     FLUSH,
     READ,
@@ -32,17 +41,23 @@ from tutti_runtime.runtime import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "EXTENT_DTYPE",
+    "EXTENT_REASONS",
     "FLUSH",
     "READ",
     "REQUEST_DTYPE",
     "WRITE",
     "BusyError",
     "Completion",
+    "ExtentError",
+    "ExtentMap",
+    "ExtentSignature",
     "ForkedRuntimeError",
     "Gate",
     "InvalidHandleError",
     "InvalidUriError",
     "OpenResult",
+    "Revalidation",
     "Runtime",
     "RuntimeClosedError",
     "SubmitResult",
@@ -53,4 +68,5 @@ __all__ = [
     "make_memory_runtime",
     "make_runtime",
     "make_striped_runtime",
+    "resolve_extents",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 __all__ = [
     "BusyError",
+    "ExtentError",
     "ForkedRuntimeError",
     "InvalidHandleError",
     "InvalidUriError",
@@ -36,3 +37,16 @@ class RuntimeClosedError(TuttiRuntimeError):
 
 class ForkedRuntimeError(TuttiRuntimeError):
     """The runtime was inherited by ``fork``; a child process makes its own."""
+
+
+class ExtentError(TuttiRuntimeError):
+    """A file's blocks must not be addressed on its device.
+
+    ``reason`` is a key of ``tutti_runtime.EXTENT_REASONS``. ``extent`` is the one at fault as the kernel told
+    it, ``(logical, physical, length, flags)`` in bytes, or ``None`` when the whole file is. ``path`` is the
+    file's, where it is known.
+    """
+
+    reason: str = ""
+    extent: tuple[int, int, int, int] | None = None
+    path: str | None = None

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from tutti_runtime import _core, config, ordering
 from tutti_runtime.errors import (
+    ExtentError,
     ForkedRuntimeError,
     InvalidUriError,
     RuntimeClosedError,
     TuttiRuntimeError,
 )
+from tutti_runtime.extents import ExtentMap, resolve_extents
 from tutti_runtime.requests import REQUEST_DTYPE, Completion, OpenResult, SubmitResult
 
 __all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime", "make_striped_runtime"]
@@ -100,10 +102,29 @@ class Runtime:
         Keys: ``uri`` as it was opened; ``kind`` (``"file"``, ``"device"``, ``"memory"`` or ``"striped"``);
         ``path``; ``size`` and ``offset`` in bytes, the latter being where a slice begins in its file;
         ``writable``; ``direct``: whether O_DIRECT is in use now; ``root``: equal for targets on one drive
-        (``st_dev`` of a file). A striped target also has ``unit`` in bytes, ``rotation`` and ``shards``, a
-        list of such dicts in the order of the roots. Raises ``InvalidHandleError``.
+        (``st_dev`` of a file); ``inode``. A striped target also has ``unit`` in bytes, ``rotation`` and
+        ``shards``, a list of such dicts in the order of the roots. Raises ``InvalidHandleError``.
         """
         return self._core.query(target)
+
+    def resolve_extents(self, target: int, *, sync: bool = True) -> list[ExtentMap]:
+        """Prove where a ``file`` or ``striped`` target's bytes lie on their block devices: one map per file.
+
+        As :func:`tutti_runtime.resolve_extents`, and an ``ExtentError`` with the reason ``"changed"`` when
+        the path no longer names the file that was opened.
+        """
+        facts = self.query(target)
+        maps = []
+        for file in facts.get("shards", [facts]):
+            if file["kind"] != "file":
+                raise ValueError(f"target={target}: a {file['kind']} target has no extents; only files have")
+            found = resolve_extents(file["path"], sync=sync)
+            if (found.signature.device, found.signature.inode) != (file["root"], file["inode"]):
+                error = ExtentError(f"changed: {file['path']} is another file than the one that was opened")
+                error.reason, error.path = "changed", file["path"]
+                raise error
+            maps.append(found)
+        return maps
 
     def close(self, target: int) -> None:
         """Close a target. Raises ``BusyError`` while its I/O is in flight, and then it stays open."""
