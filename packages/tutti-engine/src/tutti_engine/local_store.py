@@ -7,109 +7,46 @@ import contextlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue
-from tutti_engine.catalogue_file import MAX_KEY_BYTES, remove_set_aside, reserved_bytes
-from tutti_engine.catalogue_mirror import MIN_SLOTS
+from tutti_engine.catalogue_file import MAX_KEY_BYTES, reserved_bytes
 from tutti_engine.catalogue_record import MAX_NUMBER
 from tutti_engine.catalogue_residents import Residents
 from tutti_engine.errors import CatalogueError, GeometryError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
-from tutti_engine.slot_table import table_bytes
+from tutti_engine.store_capacity import (
+    CHECKSUM_BYTES,
+    NAMESPACE_FILE_BYTES,
+    bound_set_aside,
+    bytes_needed,
+    chunks_that_fit,
+)
 from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout, choose_chunks_per_file
 from tutti_engine.store_roots import (
     NAMESPACE_FILE,
-    other_namespaces,
     prepare_roots,
+    read_namespace,
     read_store_id,
     trim_files,
     write_private,
 )
+from tutti_engine.store_share import opening_turn, other_stores, reclaim
+from tutti_engine.store_space import SpaceKeeper, SpaceSettings
 
 __all__ = ["LocalStore", "bytes_needed", "chunks_that_fit"]
 
 log = logging.getLogger(__name__)
 
-CHECKSUM_BYTES = 8
-
-BLOCK_BYTES = 4096
-
 RETIRED_SHARE = 16
 """One place in so many may be retired for data that did not verify; more are a sign of lost files."""
-
-EXTENT_BYTES = 16
-"""Bytes that a file system spends on mapping one separately written segment (ext4: 4096 for 340 extents)."""
-
-NAMESPACE_FILE_BYTES = 16 * BLOCK_BYTES
-"""Room for ``namespace.json`` and for the copy that replaces it."""
-
-
-def bytes_needed(num_chunks: int, *, geometry: Geometry, ranks: int, roots: int) -> int:
-    """Return an upper bound of what a store of ``num_chunks`` occupies on disk, everything included.
-
-    That is: chunk slots of all ranks; the file system's mapping of them; database, write-ahead log and its
-    index as ``catalogue_file.reserved_bytes`` bounds them, and the slot table; in each root
-    directories, lock and ``namespace.json``.
-    """
-    data = num_chunks * ranks * (geometry.chunk_bytes + geometry.num_layers * EXTENT_BYTES)
-    checksum_bytes = ranks * geometry.num_layers * CHECKSUM_BYTES
-    catalogue = reserved_bytes(num_chunks, checksum_bytes)
-    if num_chunks >= MIN_SLOTS:
-        catalogue += table_bytes(num_chunks, checksum_bytes)
-    files = ranks * min(MAX_FILES_PER_ROOT, num_chunks)
-    fixed = roots * ((ranks + 2 + files) * BLOCK_BYTES + NAMESPACE_FILE_BYTES)
-    return data + catalogue + fixed
-
-
-def chunks_that_fit(capacity_bytes: int, *, geometry: Geometry, ranks: int, roots: int, used: int = 0) -> int:
-    """Return the largest store that stays within ``capacity_bytes`` of which ``used`` are taken.
-
-    Raises GeometryError, with the smallest capacity that works, if not even one chunk fits.
-    """
-    room = capacity_bytes - used
-    smallest = bytes_needed(1, geometry=geometry, ranks=ranks, roots=roots)
-    if room < smallest:
-        beside = f" beside {used} bytes of set-aside catalogues" if used else ""
-        raise GeometryError(
-            f"capacity_bytes {capacity_bytes} does not hold one chunk ({ranks} x {geometry.chunk_bytes} bytes"
-            f" and bookkeeping){beside}; the smallest that works is {smallest + used}"
-        )
-    low, high = 1, room // (ranks * geometry.chunk_bytes)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if bytes_needed(middle, geometry=geometry, ranks=ranks, roots=roots) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def bound_set_aside(directories: Sequence[Path], limit: int) -> int:
-    """Remove set-aside catalogues but for the newest, and that one too above ``limit`` bytes.
-
-    Returns the bytes that what is kept occupies.
-    """
-    for directory in directories:
-        remove_set_aside(directory / CATALOGUE_NAME, keep=1)
-    used = set_aside_bytes(directories)
-    if used <= limit:
-        return used
-    log.warning("%s: a set-aside catalogue of %d bytes is removed to make room", directories[0], used)
-    for directory in directories:
-        remove_set_aside(directory / CATALOGUE_NAME, keep=0)
-    return set_aside_bytes(directories)
-
-
-def set_aside_bytes(directories: Sequence[Path]) -> int:
-    """Return what earlier damaged catalogues still occupy."""
-    pattern = f"{CATALOGUE_NAME}.damaged-*"
-    return sum(path.lstat().st_blocks * 512 for each in directories for path in each.glob(pattern))
 
 
 def remove_stale_catalogues(directories: Sequence[Path]) -> None:
@@ -129,6 +66,7 @@ class LocalStore:
         records: what was resident at start, each with a slot of this layout and checksums of the right size.
             The store itself does not need them: empty the list once they are taken over.
         dropped_records: rows that were not like that and are gone.
+        places: hands out places, when the settings ask for more than letting the planner use all of them.
     """
 
     layout: StoreLayout
@@ -137,6 +75,7 @@ class LocalStore:
     dropped_records: int
     _locks: contextlib.ExitStack = field(repr=False)
     _retired: list[int] = field(default_factory=list, repr=False)
+    places: SpaceKeeper | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -147,72 +86,107 @@ class LocalStore:
         *,
         ranks: int,
         capacity_bytes: int,
+        replica: tuple[int, int] = (0, 1),
+        space: SpaceSettings | None = None,
+        reclaim_unused_days: float | None = None,
     ) -> LocalStore:
         """Open ``<root>/<namespace digest>`` in every root, making what is missing; own it until ``close``.
 
         Another list of roots, shape or number of ranks than last time starts empty; a larger or smaller
-        capacity keeps the chunks that still have a place. ``capacity_bytes`` bounds all roots together, the
-        newest catalogue that was damaged and set aside included; older ones are removed. It bounds this
-        namespace alone: each model and configuration has its own directories, which nobody but the user
-        deletes. One log line tells of others in the same roots.
+        capacity keeps the chunks that still have a place.
+
+        ``capacity_bytes`` bounds everything that stores have in these roots: other namespaces, of which each
+        model and configuration has its own, count with what they occupy, running ones with what they may
+        grow to; and so does the newest catalogue that was damaged and set aside (older ones are removed).
+        One log line tells of others.
+
+        Args:
+            roots: directories, each best on a drive of its own.
+            namespace: what must be equal for bytes to be interchangeable.
+            geometry: shape of a chunk on one rank.
+            ranks: how many ranks share each chunk.
+            capacity_bytes: most bytes on disk.
+            replica: number of this server among equal ones that run side by side, and how many they are. Each
+                has a store of its own and an equal share of the capacity.
+            space: how places are made and how much the file systems keep free; None for ``SpaceSettings()``.
+            reclaim_unused_days: after how many days without an owner another namespace is removed when its
+                room is needed; None never removes any.
 
         Raises:
-            GeometryError: the capacity is below one chunk.
+            GeometryError: the capacity, or what others leave of it, is below one chunk.
             RootError: a root is a link, no directory, or cannot be written.
             StoreBusyError: a running process owns the store.
             CatalogueError: the catalogue's database cannot be made.
         """
         if ranks < 1:
             raise GeometryError(f"ranks must be at least 1, not {ranks}")
-        chunks_that_fit(capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots))
-        directories = prepare_roots(roots, namespace.digest)
+        number, replicas = check_replica(replica)
+        share = capacity_bytes // replicas
+        chunks_that_fit(share, geometry=geometry, ranks=ranks, roots=len(roots))
+        directories = prepare_roots(roots, store_name(namespace, number, replicas))
         with contextlib.ExitStack() as stack:
             owners = contextlib.ExitStack()
             stack.callback(owners.close)
             locks = [owners.enter_context(OwnerLock(directory)) for directory in directories]
-            facts = {
-                "roots": [str(directory) for directory in directories],
-                "ranks": ranks,
-                "num_layers": geometry.num_layers,
-                "segment_bytes": geometry.segment_bytes,
-                "chunk_bytes": geometry.chunk_bytes,
-            }
             catalogue = Catalogue.open(
                 directories[0] / CATALOGUE_NAME,
-                layout_facts=facts,
+                layout_facts=layout_facts(directories, geometry, ranks),
                 owned=lambda: all(lock.current for lock in locks),
             )
             stack.pop_all()
             stack.callback(give_up, catalogue, owners)
             remove_stale_catalogues(directories[1:])
-            room = capacity_bytes - bytes_needed(1, geometry=geometry, ranks=ranks, roots=len(roots))
-            used = bound_set_aside(directories, min(capacity_bytes // 4, room))
-            num_chunks = chunks_that_fit(
-                capacity_bytes, geometry=geometry, ranks=ranks, roots=len(roots), used=used
-            )
-            layout = settle_layout(catalogue, directories, geometry, num_chunks)
-            dropped = drop_placeless(catalogue, layout)
-
-            def drop_damaged() -> None:
-                nonlocal dropped
-                dropped += drop_unusable(catalogue, layout, ranks)
-
-            records = catalogue.residents(
-                layout.num_chunks, ranks, layout.num_layers * CHECKSUM_BYTES, before_reading=drop_damaged
-            )
-            trim_files(layout, ranks)
-            shrink_catalogue(catalogue, layout, ranks)
-            write_namespace(layout, namespace)
-            tell_other_namespaces(directories, capacity_bytes)
-            retired = catalogue.retired_slots(layout.num_chunks // RETIRED_SHARE)
-            if retired:
-                log.warning(
-                    "%s: %d places are not used any more, what was stored there twice did not verify",
-                    directories[0],
-                    len(retired),
+            with opening_turn([directory.parent for directory in directories]):
+                siblings = [store_name(namespace, each, replicas) for each in range(replicas)]
+                others = bytes_of_others(directories, siblings, capacity_bytes, reclaim_unused_days)
+                room = (capacity_bytes - others) // replicas
+                smallest = bytes_needed(1, geometry=geometry, ranks=ranks, roots=len(roots))
+                aside = bound_set_aside(directories, max(0, min(share // 4, room - smallest)))
+                num_chunks = chunks_that_fit(
+                    share, geometry=geometry, ranks=ranks, roots=len(roots), used=share - room + aside
                 )
+                layout = settle_layout(catalogue, directories, geometry, num_chunks)
+                write_namespace(
+                    layout,
+                    namespace,
+                    bytes_needed(num_chunks, geometry=geometry, ranks=ranks, roots=len(roots)) // len(roots),
+                )
+            store = cls._settled(layout, catalogue, ranks, space or SpaceSettings(), owners)
             stack.pop_all()
-            return cls(layout, catalogue, records, dropped, owners, retired)
+            return store
+
+    @classmethod
+    def _settled(
+        cls,
+        layout: StoreLayout,
+        catalogue: Catalogue,
+        ranks: int,
+        space: SpaceSettings,
+        owners: contextlib.ExitStack,
+    ) -> LocalStore:
+        """Read the catalogue and make catalogue and files fit the layout."""
+        dropped = drop_placeless(catalogue, layout)
+
+        def drop_damaged() -> None:
+            nonlocal dropped
+            dropped += drop_unusable(catalogue, layout, ranks)
+
+        records = catalogue.residents(
+            layout.num_chunks, ranks, layout.num_layers * CHECKSUM_BYTES, before_reading=drop_damaged
+        )
+        trim_files(layout, ranks)
+        shrink_catalogue(catalogue, layout, ranks)
+        retired = catalogue.retired_slots(layout.num_chunks // RETIRED_SHARE)
+        if retired:
+            log.warning(
+                "%s: %d places are not used any more, what was stored there twice did not verify",
+                layout.directories[0],
+                len(retired),
+            )
+        places = None
+        if space.needs_keeper:
+            places = SpaceKeeper(layout, ranks, records.slots, space, retired=retired)
+        return cls(layout, catalogue, records, dropped, owners, retired, places)
 
     @property
     def chunk_ids(self) -> Sequence[int]:
@@ -233,6 +207,8 @@ class LocalStore:
         While the disk does not answer, the catalogue's thread may outlast this call; the store stays owned
         until it has ended. Later calls do nothing.
         """
+        if self.places is not None:
+            self.places.close()
         give_up(self.catalogue, self._locks)
 
     def __enter__(self) -> LocalStore:
@@ -309,19 +285,33 @@ def drop_unusable(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> int:
     return bad
 
 
-def tell_other_namespaces(directories: Sequence[Path], capacity_bytes: int) -> None:
-    """Say in one line what else lies in the roots: it is not part of the capacity."""
-    count, size = other_namespaces(directories)
-    if count:
+def bytes_of_others(
+    directories: Sequence[Path],
+    siblings: Sequence[str],
+    capacity_bytes: int,
+    reclaim_unused_days: float | None,
+) -> int:
+    """Return what other stores in the roots take of the capacity; say so in one line.
+
+    With ``reclaim_unused_days`` those that nobody used for so long are removed first.
+    """
+    roots = [directory.parent for directory in directories]
+    others = other_stores(roots, siblings)
+    if reclaim_unused_days is not None:
+        since = time.time() - reclaim_unused_days * 86400
+        others = reclaim(others, wanted=sum(other.counted for other in others), unused_since=since)
+    size = sum(other.counted for other in others)
+    if others:
         log.warning(
-            "%s: %d other stores in the same place occupy %d bytes. capacity_bytes (%d) is for each model and"
-            " configuration; directories that nobody uses any more (see their %s) can be deleted",
-            ", ".join(str(directory.parent) for directory in directories),
-            count,
+            "%s: %d other stores in the same place take %d bytes of capacity_bytes (%d). Those that nobody"
+            " uses any more (see their %s) can be removed: python -m tutti_engine.store_admin",
+            ", ".join(map(str, roots)),
+            len(others),
             size,
             capacity_bytes,
             NAMESPACE_FILE,
         )
+    return size
 
 
 def shrink_catalogue(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> None:
@@ -335,14 +325,43 @@ def shrink_catalogue(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> N
             log.warning("%s stays larger than its share of the capacity: %s", path, error)
 
 
-def write_namespace(layout: StoreLayout, namespace: Namespace) -> None:
-    """Write the readable facts and the store's id beside the data, where they differ from what is there."""
-    document = {**json.loads(namespace.to_json()), "store_id": layout.store_id}
+def write_namespace(layout: StoreLayout, namespace: Namespace, reserved_bytes: int) -> None:
+    """Write the readable facts, the store's id and size beside the data, where they differ from before."""
+    document = {
+        **json.loads(namespace.to_json()),
+        "store_id": layout.store_id,
+        "num_chunks": layout.num_chunks,
+        "reserved_bytes": reserved_bytes,
+    }
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     if len(text) > NAMESPACE_FILE_BYTES // 2:
         raise GeometryError(
             f"the namespace's facts take {len(text)} bytes, above {NAMESPACE_FILE_BYTES // 2}"
         )
     for directory in map(Path, layout.directories):
-        if read_store_id(directory) != layout.store_id:
+        if read_namespace(directory) != document:
             write_private(directory / NAMESPACE_FILE, text)
+
+
+def check_replica(replica: tuple[int, int]) -> tuple[int, int]:
+    """Return a replica's number and how many they are. Raises GeometryError."""
+    number, replicas = replica
+    if not 0 <= number < replicas:
+        raise GeometryError(f"replica {replica} must be a number from 0 and how many there are")
+    return number, replicas
+
+
+def store_name(namespace: Namespace, number: int, replicas: int) -> str:
+    """Return the name of a store's directories."""
+    return namespace.digest if replicas == 1 else f"{namespace.digest}-{number}of{replicas}"
+
+
+def layout_facts(directories: Sequence[Path], geometry: Geometry, ranks: int) -> dict[str, Any]:
+    """Return what must be as last time for the catalogue's rows to mean anything."""
+    return {
+        "roots": [str(directory) for directory in directories],
+        "ranks": ranks,
+        "num_layers": geometry.num_layers,
+        "segment_bytes": geometry.segment_bytes,
+        "chunk_bytes": geometry.chunk_bytes,
+    }

@@ -27,8 +27,8 @@ class Places(Protocol):
     def coming(self) -> int:
         """Return how many places will be ready before long without anything being evicted."""
 
-    def excess(self) -> int:
-        """Return how many places the planner must give up now."""
+    def take_excess(self) -> int:
+        """Return how many places the planner must give up now. Each is asked for once."""
 
     def let_go(self, chunk_ids: Sequence[ChunkId]) -> None:
         """Take places that the planner gave up. Nothing reads or writes them any more."""

@@ -377,7 +377,7 @@ class Planner:
             self._index.give_back([self._cleared.popleft()])
         if self._places is None:
             return
-        excess = self._places.excess()
+        excess = self._places.take_excess()
         if excess > 0:
             free = self._index.take_free(excess)
             self._places.let_go(free)

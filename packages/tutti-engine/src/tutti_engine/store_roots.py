@@ -20,10 +20,11 @@ from tutti_engine.store_layout import StoreLayout
 
 __all__ = [
     "NAMESPACE_FILE",
-    "other_namespaces",
     "prepare_directory",
     "prepare_roots",
+    "read_namespace",
     "read_store_id",
+    "store_directories",
     "trim_files",
     "write_private",
 ]
@@ -34,7 +35,8 @@ NAMESPACE_FILE = "namespace.json"
 
 RANK_DIRECTORY = re.compile(r"rank-(0|[1-9][0-9]*)")
 SEGMENT_FILE = re.compile(r"(0|[1-9][0-9]*)\.seg")
-NAMESPACE_DIRECTORY = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+STORE_DIRECTORY = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}(-[0-9]+of[0-9]+)?")
+"""The namespace's digest; for one of several replicas also its number and theirs."""
 
 
 def refuse(path: Path, why: str, number: int | None = None) -> RootError:
@@ -88,8 +90,8 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def prepare_roots(roots: Sequence[Path | str], digest: str) -> list[Path]:
-    """Make and check ``<root>/<digest>`` for every root and return them, absolute. Raises RootError."""
+def prepare_roots(roots: Sequence[Path | str], name: str) -> list[Path]:
+    """Make and check ``<root>/<name>`` for every root and return them, absolute. Raises RootError."""
     if not roots:
         raise RootError("a store needs at least one root", path=Path())
     # Normalised as text: resolving would follow the very links that are refused.
@@ -98,7 +100,7 @@ def prepare_roots(roots: Sequence[Path | str], digest: str) -> list[Path]:
         if path in paths[:position]:
             raise refuse(path, "it is named twice")
         prepare_directory(path)
-    directories = [path / digest for path in paths]
+    directories = [path / name for path in paths]
     for directory in directories:
         prepare_directory(directory)
     return directories
@@ -121,30 +123,30 @@ def write_private(path: Path, text: str) -> None:
         raise refuse(path.parent, f"{path.name} cannot be written ({error.strerror})", error.errno) from error
 
 
-def read_store_id(directory: Path) -> str | None:
-    """Return the id in a directory's ``namespace.json``; None when there is none or it cannot be read."""
+def read_namespace(directory: Path) -> dict[str, Any]:
+    """Return a directory's ``namespace.json``; empty when there is none or it cannot be read."""
     try:
         descriptor = os.open(directory / NAMESPACE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, encoding="ascii") as file:
             document: Any = json.load(file)
     except (OSError, ValueError):
-        return None
-    store_id = document.get("store_id") if isinstance(document, dict) else None
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def read_store_id(directory: Path) -> str | None:
+    """Return the id in a directory's ``namespace.json``; None when there is none or it cannot be read."""
+    store_id = read_namespace(directory).get("store_id")
     return store_id if isinstance(store_id, str) else None
 
 
-def other_namespaces(directories: Sequence[Path]) -> tuple[int, int]:
-    """Return how many other namespaces lie beside these directories, and the bytes on disk of their files.
-
-    Looks at what stores make and nothing else, follows no link and counts what it cannot read as nothing.
-    """
-    found: dict[str, int] = {}
-    for directory in directories:
-        for each in plain_entries(directory.parent):
-            name = each.name
-            if name != directory.name and NAMESPACE_DIRECTORY.fullmatch(name) and is_directory(each):
-                found[name] = found.get(name, 0) + namespace_bytes(Path(each))
-    return len(found), sum(found.values())
+def store_directories(root: Path) -> list[Path]:
+    """Return the directories of stores in a root; nothing when it cannot be read."""
+    return [
+        Path(each)
+        for each in plain_entries(root)
+        if STORE_DIRECTORY.fullmatch(each.name) and is_directory(each)
+    ]
 
 
 def namespace_bytes(directory: Path) -> int:

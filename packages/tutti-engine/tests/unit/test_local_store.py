@@ -84,7 +84,7 @@ def test_namespaces_do_not_meet(tmp_path: Path) -> None:
     other = Namespace({"model": "other"})
     with (
         open_store(tmp_path) as one,
-        LocalStore.open([tmp_path], other, GEOMETRY, ranks=1, capacity_bytes=capacity_for(8)) as two,
+        LocalStore.open([tmp_path], other, GEOMETRY, ranks=1, capacity_bytes=2 * capacity_for(8)) as two,
     ):
         fill(one)
         assert one.catalogue.flush(10)
@@ -97,7 +97,7 @@ def test_other_namespaces_in_the_roots_are_told_in_one_line_and_left_alone(
     roots = (tmp_path / "a", tmp_path / "b")
     old = [Namespace({"model": "old", "version": version}) for version in range(3)]
     for namespace in old:
-        capacity = capacity_for(8, roots=2)
+        capacity = 3 * capacity_for(8, roots=2)
         with LocalStore.open(roots, namespace, GEOMETRY, ranks=1, capacity_bytes=capacity) as store:
             for number in store.layout.files():
                 path = Path(store.layout.file_path(0, number))
@@ -111,10 +111,11 @@ def test_other_namespaces_in_the_roots_are_told_in_one_line_and_left_alone(
     before = sorted(path for each in directories for path in each.rglob("*"))
     used = sum(path.lstat().st_blocks * 512 for path in before if path.is_file())
     caplog.clear()
-    with open_store(*roots):
+    with open_store(*roots, chunks=500) as store:
         assert len(caplog.records) == 1
-        assert f"3 other stores in the same place occupy {used} bytes" in caplog.text
-        assert "can be deleted" in caplog.text
+        assert f"3 other stores in the same place take {used} bytes of capacity_bytes" in caplog.text
+        assert "can be removed" in caplog.text
+        assert 0 < store.layout.num_chunks < 500, "they count"
     assert sorted(path for each in directories for path in each.rglob("*")) == before
 
 

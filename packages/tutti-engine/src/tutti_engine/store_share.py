@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One capacity for all that lies in a store's roots: what other stores there take, and when they may go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tutti_engine.catalogue_file import CATALOGUE_NAME
+from tutti_engine.errors import RootError, StoreBusyError
+from tutti_engine.owner import LOCK_NAME, OwnerLock
+from tutti_engine.slot_table import SLOT_TABLE_NAME
+from tutti_engine.store_roots import (
+    NAMESPACE_FILE,
+    RANK_DIRECTORY,
+    SEGMENT_FILE,
+    is_directory,
+    namespace_bytes,
+    plain_entries,
+    read_namespace,
+    refuse,
+    store_directories,
+)
+
+__all__ = ["OtherStore", "describe", "opening_turn", "other_stores", "reclaim", "remove_store"]
+
+log = logging.getLogger(__name__)
+
+TURN_NAME = "opening.lock"
+
+TURN_SECONDS = 30.0
+
+TURN_PAUSE = 0.02
+
+
+@dataclass
+class OtherStore:
+    """Another store in the same roots.
+
+    Attributes:
+        name: its directory's name, the digest of its namespace.
+        directories: its directories in these roots.
+        occupied: bytes on disk.
+        reserved: bytes that it may grow to, as its last owner wrote down.
+        owned: whether a process has it open.
+        used_at: when its catalogue was last written, seconds since 1970.
+    """
+
+    name: str
+    directories: list[Path] = field(default_factory=list)
+    occupied: int = 0
+    reserved: int = 0
+    owned: bool = False
+    used_at: float = 0.0
+
+    @property
+    def counted(self) -> int:
+        """What it takes of the capacity: a running one all that it may grow to, any other what it has."""
+        return max(self.occupied, self.reserved) if self.owned else self.occupied
+
+
+@contextlib.contextmanager
+def opening_turn(roots: Sequence[Path]) -> Iterator[None]:
+    """Let one process at a time share out the capacity of some roots.
+
+    Raises RootError when another one takes longer than half a minute for it.
+    """
+    with contextlib.ExitStack() as stack:
+        for root in sorted(roots):
+            path = root / TURN_NAME
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                descriptor = os.open(path, flags, 0o600)
+            except OSError as error:
+                raise refuse(root, f"{TURN_NAME}: {error.strerror}", error.errno) from error
+            stack.callback(os.close, descriptor)
+            wait_for_lock(descriptor, path)
+        yield
+
+
+def wait_for_lock(descriptor: int, path: Path) -> None:
+    """Lock a file, waiting for a while. Raises RootError."""
+    deadline = time.monotonic() + TURN_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RootError(
+                    f"another server has been opening a store for {TURN_SECONDS:.0f} s ({path} is locked);"
+                    " stop it or try again",
+                    path=path,
+                ) from None
+            time.sleep(TURN_PAUSE)
+
+
+def is_owned(directory: Path) -> bool:
+    """Return whether a process has a store's directory open."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def other_stores(roots: Sequence[Path], mine: Sequence[str] = ()) -> list[OtherStore]:
+    """Return the stores in some roots but for those named ``mine``, the one unused for longest first.
+
+    Looks at what stores make and nothing else, follows no link and counts what it cannot read as nothing.
+    """
+    found: dict[str, OtherStore] = {}
+    for root in roots:
+        for directory in store_directories(root):
+            if directory.name in mine:
+                continue
+            other = found.setdefault(directory.name, OtherStore(directory.name))
+            other.directories.append(directory)
+            other.occupied += namespace_bytes(directory)
+            reserved = read_namespace(directory).get("reserved_bytes")
+            other.reserved += reserved if isinstance(reserved, int) and reserved > 0 else 0
+            other.owned = other.owned or is_owned(directory)
+            with contextlib.suppress(OSError):
+                for name in (CATALOGUE_NAME, f"{CATALOGUE_NAME}-wal"):
+                    other.used_at = max(other.used_at, (directory / name).stat().st_mtime)
+    return sorted(found.values(), key=lambda other: other.used_at)
+
+
+def reclaim(others: Sequence[OtherStore], *, wanted: int, unused_since: float) -> list[OtherStore]:
+    """Remove stores that nobody has used since then, oldest first, until ``wanted`` bytes are freed.
+
+    Returns those that are left. Each removal is told in one line.
+    """
+    left = []
+    for other in others:
+        if wanted <= 0 or other.owned or other.used_at >= unused_since:
+            left.append(other)
+            continue
+        try:
+            remove_store(other)
+        except (OSError, StoreBusyError) as error:
+            log.warning("%s cannot be removed: %s", other.directories[0], error)
+            left.append(other)
+            continue
+        wanted -= other.occupied
+        log.warning("%s: removed, %d bytes that nobody used any more", other.directories[0], other.occupied)
+    return left
+
+
+def remove_store(other: OtherStore) -> None:
+    """Remove all that a store made, and its directories unless something else lies there.
+
+    Raises StoreBusyError while a process has it open, OSError when the system refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        for directory in other.directories:
+            stack.enter_context(OwnerLock(directory))
+        for directory in other.directories:
+            for entry in plain_entries(directory):
+                path = Path(entry)
+                if is_directory(entry) and RANK_DIRECTORY.fullmatch(entry.name):
+                    for each in plain_entries(path):
+                        if SEGMENT_FILE.fullmatch(each.name):
+                            Path(each).unlink()
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                elif entry.name in (SLOT_TABLE_NAME, NAMESPACE_FILE) or entry.name.startswith(CATALOGUE_NAME):
+                    path.unlink()
+            (directory / LOCK_NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def describe(other: OtherStore) -> str:
+    """Return one line about a store for people."""
+    facts = read_namespace(other.directories[0]).get("facts")
+    state = (
+        "in use" if other.owned else f"last used {time.strftime('%Y-%m-%d', time.localtime(other.used_at))}"
+    )
+    model = facts.get("model") if isinstance(facts, dict) else None
+    text = json.dumps(model)[:60] if model is not None else "?"
+    return f"{other.name}  {other.occupied:>16}  {state}  {text}"
