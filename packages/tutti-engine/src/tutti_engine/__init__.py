@@ -6,7 +6,15 @@ Importing it needs the standard library only.
 
 from tutti_engine.backend import SPI_VERSION, SegmentBatch, SegmentHandle, StagingWindow, StorageBackend
 from tutti_engine.engine import TuttiEngine
-from tutti_engine.errors import CatalogueError, GeometryError, RootError, StoreBusyError, TuttiError
+from tutti_engine.errors import (
+    BackendError,
+    CatalogueError,
+    GeometryError,
+    RootError,
+    StoreBusyError,
+    TuttiError,
+)
+from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.geometry import Geometry, choose_blocks_per_chunk
 from tutti_engine.mover import Mover
 from tutti_engine.plan import (
@@ -20,6 +28,7 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.registry import backend_names, make_backend
 from tutti_engine.ring_window import RingWindow
 
 __version__ = "0.1.0"
@@ -27,7 +36,9 @@ __version__ = "0.1.0"
 __all__ = [
     "SKIP_BLOCK",
     "SPI_VERSION",
+    "BackendError",
     "CatalogueError",
+    "ExecutionSettings",
     "ChunkId",
     "ChunkKey",
     "ChunkTransfer",
@@ -49,5 +60,7 @@ __all__ = [
     "TuttiEngine",
     "TuttiError",
     "__version__",
+    "backend_names",
     "choose_blocks_per_chunk",
+    "make_backend",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tutti_engine.errors import BackendError
 from tutti_engine.plan import ChunkId
 
 __all__ = [
@@ -104,7 +105,9 @@ class SegmentHandle(Protocol):
         """
 
     def status(self) -> Sequence[int]:
-        """Return one number a segment, only once finished: 0, or the ``errno`` of its failure.
+        """Return one number a segment: 0, or the ``errno`` of its failure.
+
+        Raises RuntimeError before the batch is finished.
 
         ``EAGAIN`` means refused for lack of room, nothing was done, try again: after ``wait_for_room`` where
         the backend has that, else after a pause. A short transfer is ``EIO``.
@@ -147,12 +150,11 @@ class StorageBackend(Protocol):
         """Finish or abandon what is in flight within a bounded time. Later calls do nothing."""
 
 
-def check_spi_version(backend: object, version: object) -> None:
-    """Raise ValueError unless the engine speaks the version of the SPI that a backend was written for."""
+def check_spi_version(name: str, version: object) -> None:
+    """Raise BackendError unless the engine speaks the version of the SPI that a backend was written for."""
     if isinstance(version, bool) or version not in SUPPORTED_SPI_VERSIONS:
-        name = getattr(backend, "__qualname__", type(backend).__qualname__)
         spoken = ", ".join(map(str, sorted(SUPPORTED_SPI_VERSIONS)))
-        raise ValueError(
-            f"{name} was written for version {version!r} of the storage SPI, this engine speaks {spoken}; "
-            "install versions of both that fit"
+        raise BackendError(
+            f"backend {name!r} was written for version {version!r} of the storage SPI, this engine speaks "
+            f"{spoken}; install versions of both that fit"
         )

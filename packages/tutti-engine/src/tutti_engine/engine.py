@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.catalogue import Record
-from tutti_engine.executor import LOAD_BANK_BYTES, STORE_BANK_BYTES, Executor, Result
+from tutti_engine.execution_settings import ExecutionSettings
+from tutti_engine.executor import Executor, Result
 from tutti_engine.geometry import Geometry
 from tutti_engine.mover import Mover
 from tutti_engine.places import Places
@@ -131,28 +132,18 @@ class TuttiEngine:
 
     # Execution side.
 
-    def bind(
-        self,
-        mover: Mover,
-        *,
-        load_bank_bytes: int = LOAD_BANK_BYTES,
-        store_bank_bytes: int = STORE_BANK_BYTES,
-        io_timeout: float = 30.0,
-    ) -> None:
-        """Connect the backend with the server's pages and start the transfer threads; see ``Executor``."""
+    def bind(self, mover: Mover, settings: ExecutionSettings | None = None) -> None:
+        """Connect the backend with the server's pages and start the transfer threads.
+
+        Args:
+            mover: how pages are reached.
+            settings: bounds, deadlines and verification.
+        """
         if self._backend is None:
             raise RuntimeError("this engine only plans: give it a backend to bind it")
         if self._executor is not None:
             raise RuntimeError("this engine is bound already")
-        self._executor = Executor(
-            self.geometry,
-            self._backend,
-            mover,
-            rank=self._rank,
-            load_bank_bytes=load_bank_bytes,
-            store_bank_bytes=store_bank_bytes,
-            io_timeout=io_timeout,
-        )
+        self._executor = Executor(self.geometry, self._backend, mover, settings, rank=self._rank)
 
     def load(self, plan: LoadPlan) -> Transfer:
         """Start to load every layer of a plan."""
@@ -161,6 +152,13 @@ class TuttiEngine:
     def load_layer(self, plan: LoadPlan, layer: int) -> Transfer:
         """Start to load one layer; the plan ends once every layer was asked for."""
         return self.executor.load(plan, (layer,))
+
+    def load_layers(self, plan: LoadPlan) -> tuple[Transfer, ...]:
+        """Start to load a plan layer by layer, in order; one transfer a layer, to wait for it.
+
+        A bounded number of layers is read ahead of the one that is being copied.
+        """
+        return tuple(self.executor.load(plan, (layer,)) for layer in range(self.geometry.num_layers))
 
     def store(self, plan: StorePlan) -> None:
         """Copy a plan's pages now and write them in the background."""

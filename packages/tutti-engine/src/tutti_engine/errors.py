@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CatalogueError", "GeometryError", "RootError", "StoreBusyError", "TuttiError"]
+__all__ = ["BackendError", "CatalogueError", "GeometryError", "RootError", "StoreBusyError", "TuttiError"]
 
 
 class TuttiError(Exception):
     """Base of all errors of Tutti's Python packages."""
+
+
+class BackendError(TuttiError, ValueError):
+    """A storage backend that does not exist, cannot be used, or speaks another version of the SPI."""
 
 
 class GeometryError(TuttiError, ValueError):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from tutti_engine.backend import SPI_VERSION, StorageBackend, check_spi_version
 from tutti_engine.counters import Counters
+from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.geometry import Geometry
 from tutti_engine.load_pipeline import LoadPipeline
 from tutti_engine.mover import Mover
@@ -18,22 +19,13 @@ from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult, Stor
 from tutti_engine.ring_window import RingWindow
 from tutti_engine.store_pipeline import StorePipeline
 from tutti_engine.transfer import LoadJob, StoreJob, Transfer
-from tutti_engine.verification import Verification, Verify
+from tutti_engine.verification import Verification
 from tutti_engine.wave_keeper import WaveKeeper
 from tutti_engine.waves import Plan
 
-__all__ = ["LOAD_BANK_BYTES", "STORE_BANK_BYTES", "Executor", "Result"]
+__all__ = ["Executor", "Result"]
 
 Result: TypeAlias = LoadResult | StoreResult | StoreSettled
-
-LOAD_BANK_BYTES = 64 * 1024 * 1024
-"""Staging memory for loads, unless two chunks need more: keeps drives busy while pages are copied."""
-
-STORE_BANK_BYTES = 256 * 1024 * 1024
-"""Staging memory for stores: takes what one step computes, so that the step need not wait for the drives."""
-
-MAX_QUEUED_LOADS = 4096
-"""Loads, or layers of loads, that wait for their turn; what comes on top is refused."""
 
 
 class Executor:
@@ -54,16 +46,9 @@ class Executor:
         geometry: Geometry,
         backend: StorageBackend,
         mover: Mover,
+        settings: ExecutionSettings | None = None,
         *,
         rank: int = 0,
-        load_bank_bytes: int = LOAD_BANK_BYTES,
-        store_bank_bytes: int = STORE_BANK_BYTES,
-        io_timeout: float = 30.0,
-        store_stall: float = 0.1,
-        lookahead: int = 4,
-        write_depth: int = 4,
-        max_queued_loads: int = MAX_QUEUED_LOADS,
-        verify: Verify = "always",
     ) -> None:
         """Allocate the window and start the threads.
 
@@ -71,28 +56,21 @@ class Executor:
             geometry: shape of this rank's chunks.
             backend: where segments live; its staging is bound here.
             mover: how pages are reached; bound here as well.
+            settings: bounds, deadlines and verification.
             rank: position of this rank's checksums in a load plan.
-            load_bank_bytes: staging memory for loads.
-            store_bank_bytes: staging memory for stores.
-            io_timeout: seconds after which I/O counts as failed, and with it everything that was queued
-                behind it.
-            store_stall: longest time that ``store`` may hold up its caller for want of staging room.
-            lookahead: layers that are read ahead of the one being copied, where layers are loaded one by one.
-            write_depth: batches of writes that the backend is given at a time.
-            max_queued_loads: loads, or layers of loads, that may wait for their turn.
-            verify: ``"always"``, or the fraction of loaded batches whose checksums are looked at. Less than
-                always trusts the drives: damaged bytes may then reach attention.
 
         Raises:
-            ValueError: a number out of its range, or an ``spi_version`` that this engine does not speak.
+            BackendError: a backend for an SPI that this engine does not speak.
+            ValueError: a mover that cannot do without the verification that ``settings.verify`` gives up.
         """
-        _check(io_timeout=(io_timeout, 0), store_stall=(store_stall, 0))
-        _check(lookahead=(lookahead, 0), write_depth=(write_depth, 1), max_queued_loads=(max_queued_loads, 1))
-        check_spi_version(backend, getattr(backend, "spi_version", SPI_VERSION))
-        verification = Verification(verify)
+        settings = ExecutionSettings() if settings is None else settings
+        check_spi_version(type(backend).__name__, getattr(backend, "spi_version", SPI_VERSION))
+        verification = Verification(settings.verify)
         if not verification.is_complete and not getattr(mover, "can_skip_verification", False):
-            name = type(mover).__name__
-            raise ValueError(f"verify={verify!r}: {name} always verifies; only 'always' works with it")
+            raise ValueError(
+                f"verify={settings.verify!r}: {type(mover).__name__} always verifies; "
+                "only 'always' works with it"
+            )
         self.counters = Counters()
         self._geometry = geometry
         self._backend = backend
@@ -100,8 +78,8 @@ class Executor:
         least = 2 * geometry.num_layers
         self.window = RingWindow(
             geometry.segment_bytes,
-            max(load_bank_bytes // geometry.segment_bytes, least),
-            max(store_bank_bytes // geometry.segment_bytes, least),
+            max(settings.load_bank_bytes // geometry.segment_bytes, least),
+            max(settings.store_bank_bytes // geometry.segment_bytes, least),
         )
         backend.bind_staging(self.window)
         mover.bind(self.window)
@@ -121,9 +99,9 @@ class Executor:
             num_layers=geometry.num_layers,
             segment_bytes=geometry.segment_bytes,
             rank=rank,
-            io_timeout=io_timeout,
-            lookahead=lookahead,
-            max_queued=max_queued_loads,
+            io_timeout=settings.io_timeout,
+            lookahead=settings.lookahead,
+            max_queued=settings.max_queued_loads,
             verification=verification,
             on_end=self._end_of_load,
         )
@@ -135,9 +113,9 @@ class Executor:
             self.counters,
             wait_for_room=self._wait_for_room,
             segment_bytes=geometry.segment_bytes,
-            io_timeout=io_timeout,
-            stall=store_stall,
-            depth=write_depth,
+            io_timeout=settings.io_timeout,
+            stall=settings.store_stall,
+            depth=settings.write_depth,
             on_wave_end=self._end_of_store,
         )
 
@@ -225,9 +203,3 @@ class Executor:
     def _late_end(self, plan: Plan, positions: Sequence[int]) -> None:
         if isinstance(plan, StorePlan):
             self._results.append(StoreSettled(plan.plan_id, tuple(positions)))
-
-
-def _check(**least: tuple[float, float]) -> None:
-    for name, (value, minimum) in least.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= minimum:
-            raise ValueError(f"{name} must be at least {minimum}, not {value!r}")

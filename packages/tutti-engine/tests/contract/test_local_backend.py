@@ -181,10 +181,14 @@ def test_write_is_not_finished_before_its_flush(start: Callable) -> None:
     handle = bench.backend.write_segments(bench.batch(bench.segments[:1], [0]))
     assert not handle.wait(time.monotonic())
     assert spy.directions() == [tutti_runtime.WRITE]
-    spy.holding = False
+
+    def hold_the_flush(request: np.void) -> int:
+        spy.holding = bool(request["direction"] == tutti_runtime.FLUSH)
+        return 0
+
+    spy.reject, spy.holding = hold_the_flush, False
     while tutti_runtime.FLUSH not in spy.directions():
         assert not handle.poll()
-    spy.holding = True
     assert not handle.poll()
     with pytest.raises(RuntimeError, match="in flight"):
         handle.status()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tutti_engine import ChunkTransfer, Geometry, LoadPlan, StorePlan, StoreSettled
+from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan, StoreSettled
 from tutti_engine.executor import Executor
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.testing.window import POISON
@@ -102,9 +102,8 @@ class Rig:
         mover.can_skip_verification = options.pop("skips", True)
         # In runs of a whole chunk's slots.
         bank = options.pop("runs", 4) * GEOMETRY.num_layers * GEOMETRY.segment_bytes
-        self.executor = Executor(
-            GEOMETRY, self.backend, mover, load_bank_bytes=bank, store_bank_bytes=bank, **options
-        )
+        settings = ExecutionSettings(load_bank_bytes=bank, store_bank_bytes=bank, **options)
+        self.executor = Executor(GEOMETRY, self.backend, mover, settings)
         self.sums = {}
 
     def fill(self, block):

@@ -107,7 +107,9 @@ def test_a_mover_that_raises_fails_its_plan_alone(rig):
 def test_a_backend_of_another_spi_version_is_refused(version):
     backend = MemoryBackend(num_layers=3, segment_bytes=GEOMETRY.segment_bytes, num_chunks=1)
     backend.spi_version = version
-    with pytest.raises(ValueError, match=r"MemoryBackend was written for version .* this engine speaks 1, 2"):
+    with pytest.raises(
+        ValueError, match=r"'MemoryBackend' was written for version .* this engine speaks 1, 2"
+    ):
         Executor(GEOMETRY, backend, PlainMover(GEOMETRY, []))
 
 
