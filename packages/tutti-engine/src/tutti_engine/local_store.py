@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue
 from tutti_engine.catalogue_file import MAX_KEY_BYTES, reserved_bytes
@@ -30,6 +29,7 @@ from tutti_engine.store_capacity import (
     chunks_that_fit,
 )
 from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout, choose_chunks_per_file
+from tutti_engine.store_names import check_replica, layout_facts, store_name
 from tutti_engine.store_roots import (
     NAMESPACE_FILE,
     prepare_roots,
@@ -341,27 +341,3 @@ def write_namespace(layout: StoreLayout, namespace: Namespace, reserved_bytes: i
     for directory in map(Path, layout.directories):
         if read_namespace(directory) != document:
             write_private(directory / NAMESPACE_FILE, text)
-
-
-def check_replica(replica: tuple[int, int]) -> tuple[int, int]:
-    """Return a replica's number and how many they are. Raises GeometryError."""
-    number, replicas = replica
-    if not 0 <= number < replicas:
-        raise GeometryError(f"replica {replica} must be a number from 0 and how many there are")
-    return number, replicas
-
-
-def store_name(namespace: Namespace, number: int, replicas: int) -> str:
-    """Return the name of a store's directories."""
-    return namespace.digest if replicas == 1 else f"{namespace.digest}-{number}of{replicas}"
-
-
-def layout_facts(directories: Sequence[Path], geometry: Geometry, ranks: int) -> dict[str, Any]:
-    """Return what must be as last time for the catalogue's rows to mean anything."""
-    return {
-        "roots": [str(directory) for directory in directories],
-        "ranks": ranks,
-        "num_layers": geometry.num_layers,
-        "segment_bytes": geometry.segment_bytes,
-        "chunk_bytes": geometry.chunk_bytes,
-    }

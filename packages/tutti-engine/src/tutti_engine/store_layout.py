@@ -46,6 +46,7 @@ class StoreLayout:
         num_chunks: chunk slots of the store.
         store_id: random text made with the store. Execution sides refuse directories of another store; empty
             means that there is nothing to compare.
+        read_only: whether execution sides may only read.
     """
 
     directories: tuple[str, ...]
@@ -55,6 +56,7 @@ class StoreLayout:
     chunks_per_file: int
     num_chunks: int
     store_id: str = ""
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.directories:

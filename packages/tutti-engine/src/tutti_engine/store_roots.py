@@ -20,6 +20,7 @@ from tutti_engine.store_layout import StoreLayout
 
 __all__ = [
     "NAMESPACE_FILE",
+    "absolute_roots",
     "prepare_directory",
     "prepare_roots",
     "read_namespace",
@@ -90,8 +91,8 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def prepare_roots(roots: Sequence[Path | str], name: str) -> list[Path]:
-    """Make and check ``<root>/<name>`` for every root and return them, absolute. Raises RootError."""
+def absolute_roots(roots: Sequence[Path | str]) -> list[Path]:
+    """Return the roots as absolute paths. Raises RootError when there is none or one is named twice."""
     if not roots:
         raise RootError("a store needs at least one root", path=Path())
     # Normalised as text: resolving would follow the very links that are refused.
@@ -99,6 +100,13 @@ def prepare_roots(roots: Sequence[Path | str], name: str) -> list[Path]:
     for position, path in enumerate(paths):
         if path in paths[:position]:
             raise refuse(path, "it is named twice")
+    return paths
+
+
+def prepare_roots(roots: Sequence[Path | str], name: str) -> list[Path]:
+    """Make and check ``<root>/<name>`` for every root and return them, absolute. Raises RootError."""
+    paths = absolute_roots(roots)
+    for path in paths:
         prepare_directory(path)
     directories = [path / name for path in paths]
     for directory in directories:

@@ -9,8 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tutti_engine import TuttiEngine, TuttiError
+from tutti_engine.geometry import Geometry
+from tutti_engine.local_store import LocalStore
+from tutti_engine.namespace import Namespace
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_roots import prepare_directory
+from tutti_engine.store_space import SpaceSettings
+from tutti_engine.store_view import LocalStoreView
 from tutti_vllm.compat import check_vllm
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.scheduler import SchedulerSide
@@ -33,7 +38,7 @@ def check_settings(extra: Mapping[str, Any]) -> Settings:
     """Return the settings. Ends the process if they are wrong, or strict with a root that cannot be used."""
     try:
         settings = Settings.parse(extra)
-        if settings.strict:
+        if settings.strict and not settings.read_only:
             for root in settings.roots:
                 prepare_directory(root)
     except (SettingsError, TuttiError) as error:
@@ -135,23 +140,61 @@ def _reasons(*, strict: bool) -> Iterator[list[str]]:
 
 def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     import tutti_kv_kernels as kernels
-    from tutti_engine.local_store import LocalStore
 
     geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
     namespace = make_namespace(vllm_config, kv_cache_config, geometry, kernels.CHECKSUM_NAME, check_vllm())
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    store = LocalStore.open(
-        settings.roots, namespace, geometry, ranks=ranks, capacity_bytes=settings.capacity_bytes
-    )
+    replica = _replica(settings, vllm_config.parallel_config)
+    store = _open_store(settings, namespace, geometry, ranks, replica)
     try:
         engine = TuttiEngine(
-            geometry, chunk_ids=store.chunk_ids, records=store.records, journal=store.catalogue, ranks=ranks
+            geometry,
+            chunk_ids=store.chunk_ids,
+            records=store.records,
+            journal=None if isinstance(store, LocalStoreView) else store.catalogue,
+            places=None if isinstance(store, LocalStoreView) else store.places,
+            read_only=settings.read_only,
+            ranks=ranks,
         )
+        # The planner has taken over what it needs.
+        store.records.clear()
         hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
         return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=store.close)
     except BaseException:
         store.close()
         raise
+
+
+def _open_store(
+    settings: Settings, namespace: Namespace, geometry: Geometry, ranks: int, replica: tuple[int, int]
+) -> LocalStore | LocalStoreView:
+    if settings.read_only:
+        return LocalStoreView.open(settings.roots, namespace, geometry, ranks=ranks, replica=replica)
+    return LocalStore.open(
+        settings.roots,
+        namespace,
+        geometry,
+        ranks=ranks,
+        capacity_bytes=settings.capacity_bytes,
+        replica=replica,
+        space=SpaceSettings(min_free_bytes=settings.min_free_bytes, prepare=settings.prepare),
+        reclaim_unused_days=settings.reclaim_unused_days or None,
+    )
+
+
+def _replica(settings: Settings, parallel_config: Any) -> tuple[int, int]:
+    """Return this engine's number among data-parallel ones, and how many they are.
+
+    vLLM tells engines of a dense model their number, but not how many there are.
+    """
+    replicas = settings.replicas or getattr(parallel_config, "data_parallel_size", 1)
+    number = getattr(parallel_config, "data_parallel_index", 0)
+    if number >= replicas:
+        raise SettingsError(
+            f"this is data-parallel engine {number} and replicas is {replicas}: set replicas to vLLM's"
+            " data_parallel_size, so that each engine gets its share of the capacity"
+        )
+    return number, replicas
 
 
 def _refuse(settings: Settings, error: Exception) -> None:

@@ -151,6 +151,7 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         stores: tuple[StorePlan, ...] = ()
         try:
+            self._engine.planner.settle_places()
             if self._broken is None:
                 stores = self._plan_stores(scheduled_tokens, draft_tokens, block_ids_of)
         except Exception:

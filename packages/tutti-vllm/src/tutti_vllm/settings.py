@@ -28,12 +28,25 @@ class Settings:
         roots: directories that share the data; with several, each should be a drive of its own.
         blocks_per_chunk: vLLM blocks of one chunk; 0 chooses (segments of at least 256 KiB).
         strict: whether a cache that cannot be opened stops the server instead of being left out.
+        min_free_bytes: what the roots' file systems keep free; below it nothing is stored and chunks are
+            given back.
+        prepare: ``sparse``, ``fallocate`` or ``written``: how room on disk is made ahead of need.
+        reclaim_unused_days: stores of other models and configurations that nobody used for so many days are
+            removed when the server starts; 0 never removes any.
+        read_only: whether another server's store is read and never changed.
+        replicas: equal servers that run side by side and share the capacity; 0 takes vLLM's
+            ``data_parallel_size``.
     """
 
     capacity_bytes: int
     roots: tuple[Path, ...]
     blocks_per_chunk: int = 0
     strict: bool = False
+    min_free_bytes: int = 0
+    prepare: str = "sparse"
+    reclaim_unused_days: int = 0
+    read_only: bool = False
+    replicas: int = 0
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> Settings:
@@ -51,6 +64,11 @@ class Settings:
             roots=_roots(extra),
             blocks_per_chunk=_whole_number(extra, "blocks_per_chunk", minimum=0, default=0),
             strict=_truth(extra, "strict", default=False),
+            min_free_bytes=_whole_number(extra, "min_free_bytes", minimum=0, default=0),
+            prepare=_choice(extra, "prepare", ("sparse", "fallocate", "written")),
+            reclaim_unused_days=_whole_number(extra, "reclaim_unused_days", minimum=0, default=0),
+            read_only=_truth(extra, "read_only", default=False),
+            replicas=_whole_number(extra, "replicas", minimum=0, default=0),
         )
 
 
@@ -68,6 +86,14 @@ def _whole_number(extra: Mapping[str, Any], key: str, *, minimum: int, default: 
     if value < minimum:
         raise SettingsError(f"{key} must be at least {minimum}, not {value}")
     return value
+
+
+def _choice(extra: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    """Return one of some texts, the first by default."""
+    value = extra.get(key, known[0])
+    if value not in known:
+        raise SettingsError(f"{key} must be one of {', '.join(known)}, not {value!r}")
+    return str(value)
 
 
 def _truth(extra: Mapping[str, Any], key: str, *, default: bool) -> bool:

@@ -33,6 +33,9 @@ def test_one_root_or_several():
             {"capacity_bytes": "10GB"},
             r"capacity_bytes must be .*such as 100000000000, not '10GB' \(str\)",
         ),
+        ({"capacity_bytes": 1, "prepare": "zeros"}, "prepare must be one of sparse, fallocate, written, not"),
+        ({"capacity_bytes": 1, "min_free_bytes": -1}, "min_free_bytes must be at least 0"),
+        ({"capacity_bytes": 1, "read_only": "yes"}, "read_only must be true or false"),
         (
             {"capacity_bytes": 1e12},
             r"capacity_bytes must be .*, not 1000000000000.0 \(float\)",

@@ -92,7 +92,8 @@ class LocalStoreBackend:
         self._progress = Progress(self.runtime.completion_fd(), self._advance)
 
     def _open(self, paths: dict[int, str]) -> None:
-        opened = self.runtime.open_batch([file_uri(path) for path in paths.values()])
+        uris = [file_uri(path) for path in paths.values()]
+        opened = self.runtime.open_batch(uris, writable=not self.layout.read_only)
         for number, result in zip(paths, opened):
             self._targets[number] = result.target or 0
         for path, result in zip(paths.values(), opened):
@@ -130,7 +131,12 @@ class LocalStoreBackend:
             self._window = window
 
     def write_segments(self, batch: SegmentBatch) -> Transfer:
-        """Start to copy slots to files. Finished once written and flushed."""
+        """Start to copy slots to files. Finished once written and flushed.
+
+        Raises RuntimeError when the layout is read only.
+        """
+        if self.layout.read_only:
+            raise RuntimeError(f"{self.layout.directories[0]} was opened to be read only")
         return self._start(batch, write=True)
 
     def read_segments(self, batch: SegmentBatch) -> Transfer:

@@ -30,9 +30,12 @@ def check_store(layout: StoreLayout) -> None:
 def prepare_files(layout: StoreLayout, rank: int) -> dict[int, str]:
     """Make what is missing of a rank's files, grow those that are too short, and return their paths.
 
-    No file is ever cut. Raises RootError for a link, a special file, or what the system refuses.
+    No file is ever cut; of a layout that is read only none is made or grown either. Raises RootError for a
+    link, a special file, or what the system refuses.
     """
     paths = {number: layout.file_path(rank, number) for number in layout.files()}
+    if layout.read_only:
+        return paths
     for directory in sorted({Path(path).parent for path in paths.values()}):
         make_rank_directory(directory)
     for number, path in paths.items():

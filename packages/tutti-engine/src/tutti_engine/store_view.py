@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store that belongs to somebody else, seen without taking part in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tutti_engine.catalogue import CATALOGUE_NAME
+from tutti_engine.catalogue_file import read_meta
+from tutti_engine.catalogue_reading import reading
+from tutti_engine.catalogue_record import is_sound
+from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.errors import CatalogueError, RootError
+from tutti_engine.geometry import Geometry
+from tutti_engine.namespace import Namespace
+from tutti_engine.store_capacity import CHECKSUM_BYTES
+from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store_names import check_replica, layout_facts, store_name
+from tutti_engine.store_roots import absolute_roots, read_namespace
+
+__all__ = ["LocalStoreView"]
+
+READ_ROWS = 256
+
+
+@dataclass(eq=False)
+class LocalStoreView:
+    """What a store held when it was looked at. Use ``LocalStoreView.open``.
+
+    Nothing is written, made or locked, so any number of views may stand beside an owner, or without one. The
+    owner goes on storing and evicting: a chunk whose place it has filled anew since does not verify, which is
+    a miss.
+
+    Attributes:
+        layout: where segments lie; ``read_only``, so that execution sides do not write either.
+        records: what was resident.
+    """
+
+    layout: StoreLayout
+    records: Residents = field(repr=False)
+    _ranks: int
+
+    @classmethod
+    def open(
+        cls,
+        roots: Sequence[Path | str],
+        namespace: Namespace,
+        geometry: Geometry,
+        *,
+        ranks: int,
+        replica: tuple[int, int] = (0, 1),
+    ) -> LocalStoreView:
+        """Look at the store of a namespace. Arguments are those of ``LocalStore.open``.
+
+        Raises:
+            RootError: there is no such store in these roots.
+            CatalogueError: the catalogue cannot be read, or is of another shape.
+        """
+        name = store_name(namespace, *check_replica(replica))
+        directories = [root / name for root in absolute_roots(roots)]
+        facts = read_namespace(directories[0])
+        store_id, num_chunks = facts.get("store_id"), facts.get("num_chunks")
+        if not isinstance(store_id, str) or not isinstance(num_chunks, int) or num_chunks < 1:
+            raise RootError(
+                f"there is no store in {directories[0]} to read; start a server that writes there first",
+                path=directories[0],
+            )
+        with reading(directories[0]) as connection:
+            meta = read_meta(connection)
+        if meta.get("layout_facts") != layout_facts(directories, geometry, ranks):
+            raise CatalogueError(
+                f"the store in {directories[0]} has other roots, ranks or sizes; give those of its owner"
+            )
+        chunks_per_file = meta.get("chunks_per_file")
+        if not isinstance(chunks_per_file, int) or meta.get("store_id") != store_id:
+            raise CatalogueError(f"the store in {directories[0]} is being made anew; try again")
+        layout = StoreLayout(
+            directories=tuple(map(str, directories)),
+            num_layers=geometry.num_layers,
+            segment_bytes=geometry.segment_bytes,
+            chunk_bytes=geometry.chunk_bytes,
+            chunks_per_file=chunks_per_file,
+            num_chunks=num_chunks,
+            store_id=store_id,
+            read_only=True,
+        )
+        return cls(layout, read_records(layout, ranks), ranks)
+
+    @property
+    def chunk_ids(self) -> Sequence[int]:
+        """Every chunk id of the store."""
+        return range(self.layout.num_chunks)
+
+    @property
+    def directory(self) -> Path:
+        """The directory with the catalogue, for ``read_counters`` and ``resident_chunks``."""
+        return Path(self.layout.directories[0])
+
+    def look(self) -> Residents:
+        """Return what is resident now. Raises CatalogueError when the catalogue cannot be read."""
+        return read_records(self.layout, self._ranks)
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def __enter__(self) -> LocalStoreView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_records(layout: StoreLayout, ranks: int) -> Residents:
+    """Return the sound rows of the catalogue as they are at one moment."""
+    part = layout.num_layers * CHECKSUM_BYTES
+    found = Residents.from_rows([], ChecksumTable(layout.num_chunks, ranks, part))
+    path = Path(layout.directories[0]) / CATALOGUE_NAME
+    try:
+        with reading(path.parent) as connection:
+            rows = connection.execute("SELECT * FROM chunks")
+            while some := rows.fetchmany(READ_ROWS):
+                found.extend(
+                    [
+                        row
+                        for row in some
+                        if is_sound(row)
+                        and row[0] < layout.num_chunks
+                        and row[3] == ranks
+                        and len(row[4]) == ranks * part
+                    ]
+                )
+    except sqlite3.Error as error:
+        raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
+    return found

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
+import pytest
+
+from tutti_engine import Geometry
+from tutti_engine.errors import RootError
+from tutti_engine.local_store import LocalStore
+from tutti_engine.namespace import Namespace
+from tutti_engine.store_view import LocalStoreView
+from tutti_vllm.opening import _open_store, _replica
+from tutti_vllm.settings import Settings, SettingsError
+
+GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
+NAMESPACE = Namespace({"test": "opening"})
+
+
+def settings(root, **more):
+    return Settings.parse({"capacity_bytes": 16 << 20, "root": str(root), **more})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "size", "index", "expected"),
+    [(0, 1, 0, (0, 1)), (0, 4, 3, (3, 4)), (2, 1, 1, (1, 2)), (0, 1, 1, None), (2, 4, 2, None)],
+)
+def test_data_parallel_engines_are_replicas(replicas, size, index, expected, tmp_path):
+    given = settings(tmp_path, replicas=replicas)
+    config = SimpleNamespace(data_parallel_size=size, data_parallel_index=index)
+    if expected is None:
+        with pytest.raises(SettingsError, match="set replicas"):
+            _replica(given, config)
+    else:
+        assert _replica(given, config) == expected
+
+
+def test_settings_reach_the_store(tmp_path):
+    given = settings(tmp_path, min_free_bytes=1, prepare="fallocate")
+    with _open_store(given, NAMESPACE, GEOMETRY, 1, (1, 2)) as store:
+        assert isinstance(store, LocalStore)
+        assert store.places is not None
+        assert store.directory.name.endswith("-1of2")
+    with _open_store(settings(tmp_path, read_only=True), NAMESPACE, GEOMETRY, 1, (1, 2)) as store:
+        assert isinstance(store, LocalStoreView)
+    with pytest.raises(RootError, match="there is no store"):
+        _open_store(settings(tmp_path, read_only=True), NAMESPACE, GEOMETRY, 1, (0, 2))
