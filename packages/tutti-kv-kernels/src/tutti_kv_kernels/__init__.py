@@ -2,6 +2,7 @@
 """Checksummed gather and scatter between a paged KV cache and packed staging segments."""
 
 from tutti_kv_kernels.cache import PagedCache
+from tutti_kv_kernels.device import DeviceTransfer, Verify, has_cuda_kernels
 from tutti_kv_kernels.errors import LayoutError
 from tutti_kv_kernels.layout import PagedLayout
 from tutti_kv_kernels.layouts import FORMATS, KV_CACHE_LAYOUTS, Format
@@ -15,16 +16,19 @@ __all__ = [
     "CHECKSUM_NAME",
     "FORMATS",
     "KV_CACHE_LAYOUTS",
+    "DeviceTransfer",
     "Format",
     "LayoutError",
     "PagedCache",
     "PagedLayout",
     "Plane",
     "ScatterStatus",
+    "Verify",
     "__version__",
     "checksum",
     "gather",
     "gather_into",
+    "has_cuda_kernels",
     "scatter",
     "storage_bytes",
 ]

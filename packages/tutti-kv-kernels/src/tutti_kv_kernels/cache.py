@@ -61,8 +61,8 @@ class PagedCache:
         self.storages = tuple(storages)
         self.layers = tuple(tuple(planes) for planes in layers)
         self.layer_names = names
-        self._planes = planes_table(self.layers)
-        check_planes(self._planes, self.storages)
+        self.planes = planes_table(self.layers)
+        check_planes(self.planes, self.storages)
 
     @classmethod
     def from_format(
@@ -217,7 +217,7 @@ class PagedCache:
         run(
             gather_op,
             list(self.storages),
-            self._planes,
+            self.planes,
             indices,
             block_ids,
             repeats,
@@ -271,7 +271,7 @@ class PagedCache:
             flat,
             slot_bytes,
             list(self.storages),
-            self._planes,
+            self.planes,
             indices,
             block_ids,
             repeats,

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "enqueue.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../message.h"
+#include "driver.h"
+
+namespace tutti::kv {
+namespace {
+
+constexpr std::int64_t kLanesPerWarp = 32;
+constexpr std::int64_t kWideBlock = 1024;  // fills a multiprocessor
+constexpr std::int64_t kNarrowBlock = 256;
+constexpr std::int64_t kNarrowBlocksEach = 4;  // of a multiprocessor
+// Tiles that a warp moves before its block goes on to another span. Measured: 8 to 32 make no difference.
+constexpr std::int64_t kMaxRounds = 8;
+
+std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// Cuts the segments into spans, so that all blocks have work and few have more than one.
+LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch, std::int64_t num_sms,
+                         bool fills_slots) {
+  const std::int64_t tile = tile_bytes(geometry.access);
+  const std::int64_t bytes = fills_slots ? geometry.window.slot_bytes : geometry.block_bytes * launch.columns;
+  const std::int64_t segment_tiles = ceil_div(bytes, tile);
+  constexpr std::int64_t kMaxSegmentTiles = 65535;  // SegmentSums count in 16 bits
+  if (segment_tiles > kMaxSegmentTiles || segment_tiles * launch.segments >= INT32_MAX) {
+    refuse(launch.segments, " segments of ", bytes, " bytes are too much for a launch: at most ",
+           kMaxSegmentTiles * tile, " bytes each and ", INT32_MAX * tile, " together with this alignment");
+  }
+  const bool limited = num_sms > 0;
+  const std::int64_t threads = limited ? kWideBlock : kNarrowBlock;
+  const std::int64_t blocks =
+      limited ? num_sms : std::int64_t{multiprocessors(geometry.device)} * kNarrowBlocksEach;
+  const std::int64_t warps = threads / kLanesPerWarp;
+  const std::int64_t rounds = ceil_div(segment_tiles * launch.segments, blocks * warps);
+  const std::int64_t span_tiles = std::min(std::min(rounds, kMaxRounds) * warps, segment_tiles);
+  const std::int64_t segment_spans = ceil_div(segment_tiles, span_tiles);
+  const std::int64_t spans = segment_spans * launch.segments;
+  launch.segment_tiles = static_cast<std::uint32_t>(segment_tiles);
+  launch.span_tiles = static_cast<std::uint32_t>(span_tiles);
+  launch.segment_spans = FastDivisor::of(static_cast<std::uint32_t>(segment_spans));
+  launch.total_spans = static_cast<std::uint32_t>(spans);
+  return {.access = geometry.access,
+          .blocks = static_cast<std::uint32_t>(std::min(blocks, spans)),
+          .threads = static_cast<std::uint32_t>(threads),
+          .stream = current_stream(geometry.device)};
+}
+
+}  // namespace
+
+void enqueue(KernelMode mode, const DeviceGeometry& geometry, const TransferLaunch& launch,
+             std::int64_t num_sms) {
+  TransferLaunch shaped = launch;
+  const LaunchShape shape = shape_launch(geometry, shaped, num_sms, mode == KernelMode::kGather);
+  cudaError_t code = cudaSuccess;
+  if (geometry.num_planes <= SmallTable::kMaxPlanes && geometry.num_layers <= SmallTable::kMaxLayers &&
+      launch.token_ranges == nullptr) {
+    SmallTable table;
+    std::copy_n(geometry.table.planes, SmallTable::kMaxPlanes, table.planes);
+    std::copy_n(geometry.table.layers, SmallTable::kMaxLayers, table.layers);
+    code = launch_transfer(mode, shape, shaped, table);
+  } else {
+    code = launch_transfer(mode, shape, shaped, geometry.table);
+  }
+  require_cuda(code, "launching a transfer");
+}
+
+void enqueue_scatter(Verify verify, const DeviceGeometry& geometry, TransferLaunch launch,
+                     std::int64_t num_sms) {
+  launch.compare = 1;
+  launch.missing_blocks = 1;
+  if (verify == Verify::kBefore) {
+    enqueue(KernelMode::kSumSlots, geometry, launch, num_sms);
+    launch.read_status = launch.status;
+    launch.status = nullptr;
+    launch.checksums = nullptr;
+    launch.sums = nullptr;
+  }
+  enqueue(KernelMode::kScatter, geometry, launch, num_sms);
+}
+
+}  // namespace tutti::kv

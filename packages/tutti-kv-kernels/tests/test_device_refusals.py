@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said about device transfers without a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tutti_kv_kernels as tk
+
+
+def test_a_cache_that_is_not_on_a_cuda_device_is_refused_with_the_reason() -> None:
+    pages = torch.zeros(4096, dtype=torch.uint8)
+    cache = tk.PagedCache([pages], [[tk.Plane(0, 0, 1024, 4, 1024)]])
+    reason = "CUDA device" if tk.has_cuda_kernels() else "built without CUDA"
+    with pytest.raises(ValueError, match=reason):
+        tk.DeviceTransfer(cache, torch.zeros(4096, dtype=torch.uint8), 1024)
