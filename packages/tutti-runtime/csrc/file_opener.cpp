@@ -181,6 +181,7 @@ std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, 
   auto target =
       std::make_unique<FileTarget>(fd.get(), path, size, writable, direct, may_fall_back, std::move(details));
   fd.release();
+  target->set_root(target->info().root);
   return target;
 }
 

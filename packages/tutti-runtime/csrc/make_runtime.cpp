@@ -12,6 +12,7 @@
 #include "tutti/runtime/detail/uri_text.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/storage_runtime.hpp"
+#include "tutti/runtime/testing/fault_path.hpp"
 
 namespace tutti::runtime {
 namespace {
@@ -49,6 +50,11 @@ detail::FileSettings file_settings(const FileConfig& config) {
   files.pool = std::make_shared<detail::FdPool>(config.max_open_files != 0 ? config.max_open_files
                                                                            : default_max_open_files());
   return files;
+}
+
+std::unique_ptr<DataPath> with_faults(std::unique_ptr<DataPath> path,
+                                      const std::shared_ptr<testing::FaultControl>& fault) {
+  return fault != nullptr ? testing::make_fault_path(std::move(path), fault) : std::move(path);
 }
 
 Chosen choose(const FileConfig& config) {
@@ -90,14 +96,16 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
   check_range("max_open_files", std::max(config.max_open_files, 1U), kMaxOpenFiles);
   Chosen chosen = choose(config);
   return std::make_unique<StorageRuntime>(
-      detail::make_striped_path(std::move(chosen.path), stripe_defaults(config)),
+      detail::make_striped_path(with_faults(std::move(chosen.path), config.fault), stripe_defaults(config)),
       StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
 }
 
-std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight) {
+std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight,
+                                                    std::shared_ptr<testing::FaultControl> fault) {
   check_range("max_in_flight", max_in_flight, kMaxInFlight);
   return std::make_unique<StorageRuntime>(
-      detail::make_memory_path(), StorageRuntime::Options{max_in_flight, "a memory runtime was asked for"});
+      with_faults(detail::make_memory_path(), fault),
+      StorageRuntime::Options{max_in_flight, "a memory runtime was asked for"});
 }
 
 }  // namespace tutti::runtime

@@ -128,6 +128,14 @@ class StripedPath final : public DataPath, private CompletionSink {
     }
   }
 
+  int admit(const IoOp& op) noexcept override { return next_->admit(op); }
+
+  void withdraw(const OpFilter& filter, std::int32_t status) noexcept override {
+    next_->withdraw(
+        [&filter](const IoOp& op) { return filter(op.part ? static_cast<const Parent*>(op.batch)->op : op); },
+        status);
+  }
+
   void shutdown() noexcept override { next_->shutdown(); }
   DataPathCaps caps() const override {
     DataPathCaps caps = next_->caps();

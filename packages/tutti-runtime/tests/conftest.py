@@ -15,7 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from loop_kit import Loops, loops_of
-from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, Setup, make, pair_id
+from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, MakeFaulty, Setup, faulty, make, pair_id
+
+from tutti_runtime import _core
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,3 +74,20 @@ def loop_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopMount]:
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loops]:
     with loops_of(tmp_path_factory.mktemp("loops")) as made:
         yield made
+
+
+@pytest.fixture(params=["memory", "posix", "uring"])
+def make_faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeFaulty]:
+    made: list[tuple[Setup, _core.FaultControl]] = []
+
+    def build(plan: dict[str, object], **settings: object) -> tuple[Setup, _core.FaultControl]:
+        control = _core.FaultControl(plan)
+        runtime = faulty(request.param, control, **settings)
+        made.append((Setup(request.param, "off", tmp_path, runtime), control))
+        return made[-1]
+
+    yield build
+    for setup, control in made:
+        control.set_plan({})
+        control.release()
+        assert setup.runtime.shutdown(30.0)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import tutti_runtime as tr
+from tutti_runtime import _core
 
 KIB = 1024
 PAGE = 4096
@@ -124,6 +126,39 @@ def make(name: str, direct: str, folder: Path, **settings: int) -> tr.Runtime:
         if name != "uring":
             raise
         pytest.skip(f"no io_uring here: {error}")
+
+
+def faulty(name: str, control: _core.FaultControl, **settings: object) -> tr.Runtime:
+    """A runtime whose data path misbehaves as `control` says; files are opened without O_DIRECT."""
+    if name == "memory":
+        return tr.Runtime(_core.make_memory(settings.get("max_in_flight", 4096), control))  # type: ignore[arg-type]
+    plain = {
+        "data_path": name,
+        "direct": "off",
+        "queue_depth": 64,
+        "max_in_flight": 4096,
+        "threads": 4,
+        "max_open_files": 0,
+        "nofollow": "last",
+        "roots": [],
+        "unit": 1 << 20,
+    }
+    try:
+        return tr.Runtime(_core.make_file(**{**plain, **settings}, fault=control))  # type: ignore[arg-type]
+    except OSError as error:
+        if name != "uring":
+            raise
+        pytest.skip(f"no io_uring here: {error}")
+
+
+MakeFaulty = Callable[..., "tuple[Setup, _core.FaultControl]"]
+
+
+def pages(setup: Setup, direction: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    buffer, memory = setup.memory(16 * PAGE)
+    target = setup.target(16 * PAGE)
+    rows = batch(*[request(direction, memory, i * PAGE, target, i * PAGE, PAGE) for i in range(count)])
+    return rows, buffer.bytes
 
 
 FILE_PATHS = [("posix", "on"), ("posix", "off"), ("uring", "on"), ("uring", "off")]

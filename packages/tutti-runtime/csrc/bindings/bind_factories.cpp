@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/error.hpp"
+#include "tutti/runtime/testing/fault_path.hpp"
 
 namespace tutti::runtime::bindings {
 namespace {
@@ -22,7 +23,8 @@ T pick(const char* key, const std::string& value, std::initializer_list<std::pai
 
 Holder make_file(const std::string& data_path, const std::string& direct, std::uint32_t queue_depth,
                  std::uint32_t max_in_flight, std::uint32_t threads, std::uint32_t max_open_files,
-                 const std::string& nofollow, std::vector<std::string> roots, std::uint64_t unit) {
+                 const std::string& nofollow, std::vector<std::string> roots, std::uint64_t unit,
+                 std::shared_ptr<testing::FaultControl> fault) {
   FileConfig config;
   config.data_path = pick<DataPathChoice>("data_path", data_path,
                                           {{"auto", DataPathChoice::kAuto},
@@ -39,12 +41,13 @@ Holder make_file(const std::string& data_path, const std::string& direct, std::u
       pick<NoFollow>("nofollow", nofollow, {{"last", NoFollow::kLast}, {"all", NoFollow::kAll}});
   config.roots = std::move(roots);
   config.unit = unit;
+  config.fault = std::move(fault);
   py::gil_scoped_release release;
   return Holder(make_file_runtime(config).release());
 }
 
-Holder make_memory(std::uint32_t max_in_flight) {
-  return Holder(make_memory_runtime(max_in_flight).release());
+Holder make_memory(std::uint32_t max_in_flight, std::shared_ptr<testing::FaultControl> fault) {
+  return Holder(make_memory_runtime(max_in_flight, std::move(fault)).release());
 }
 
 }  // namespace
@@ -52,8 +55,8 @@ Holder make_memory(std::uint32_t max_in_flight) {
 void bind_factories(py::module_& module) {
   using namespace py::literals;
   module.def("make_file", &make_file, "data_path"_a, "direct"_a, "queue_depth"_a, "max_in_flight"_a,
-             "threads"_a, "max_open_files"_a, "nofollow"_a, "roots"_a, "unit"_a);
-  module.def("make_memory", &make_memory, "max_in_flight"_a);
+             "threads"_a, "max_open_files"_a, "nofollow"_a, "roots"_a, "unit"_a, "fault"_a = nullptr);
+  module.def("make_memory", &make_memory, "max_in_flight"_a, "fault"_a = nullptr);
 }
 
 }  // namespace tutti::runtime::bindings

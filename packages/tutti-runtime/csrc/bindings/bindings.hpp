@@ -57,5 +57,6 @@ void bind_factories(py::module_& module);
 void bind_targets(Class& runtime);
 void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);
+void bind_testing(py::module_& module);
 
 }  // namespace tutti::runtime::bindings

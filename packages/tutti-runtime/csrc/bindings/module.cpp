@@ -9,5 +9,6 @@ PYBIND11_MODULE(_core, module) {
   bindings::Class runtime = bindings::bind_runtime(module);
   bindings::bind_targets(runtime);
   bindings::bind_extents(module);
+  bindings::bind_testing(module);
   bindings::bind_factories(module);
 }

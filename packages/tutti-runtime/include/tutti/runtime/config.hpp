@@ -9,6 +9,9 @@
 namespace tutti::runtime {
 
 class StorageRuntime;
+namespace testing {
+class FaultControl;
+}
 
 enum class DataPathChoice { kAuto, kUring, kPosix };
 enum class DirectPolicy {
@@ -31,8 +34,9 @@ struct FileConfig {
   std::uint32_t threads = 4;           ///< posix: size of the pool, 1 to 256
   std::uint32_t max_open_files = 0;    ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
   NoFollow no_follow = NoFollow::kLast;
-  std::vector<std::string> roots;               ///< of striped targets whose URI names none
-  std::uint64_t unit = std::uint64_t{1} << 20;  ///< of striped targets whose URI names none, in bytes
+  std::vector<std::string> roots;                ///< of striped targets whose URI names none
+  std::uint64_t unit = std::uint64_t{1} << 20;   ///< of striped targets whose URI names none, in bytes
+  std::shared_ptr<testing::FaultControl> fault;  ///< for tests: makes the chosen data path misbehave
 };
 
 /// @throws InvalidArgument for a number outside its range; SystemError when the data path cannot be made
@@ -40,6 +44,7 @@ struct FileConfig {
 [[nodiscard]] std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config);
 
 /// @throws InvalidArgument, SystemError
-[[nodiscard]] std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight);
+[[nodiscard]] std::unique_ptr<StorageRuntime> make_memory_runtime(
+    std::uint32_t max_in_flight, std::shared_ptr<testing::FaultControl> fault = nullptr);
 
 }  // namespace tutti::runtime
