@@ -33,6 +33,10 @@ inline constexpr std::int64_t kLineBytes = 64;
 [[nodiscard]] std::uint64_t sum_words(const std::byte* data, std::int64_t words,
                                       std::uint64_t first_index) noexcept;
 
+// Sum of the terms of `bytes` bytes at `data`, the last word filled up with zeros.
+[[nodiscard]] std::uint64_t sum_tail(const std::byte* data, std::int64_t bytes,
+                                     std::uint64_t first_index) noexcept;
+
 // Checksum of `bytes` bytes at `data` (any alignment).
 [[nodiscard]] std::uint64_t checksum(const std::byte* data, std::int64_t bytes) noexcept;
 

@@ -26,16 +26,20 @@ TUTTI_KV_CLONES std::uint64_t sum_words(const std::byte* data, std::int64_t word
   return sum;
 }
 
-std::uint64_t checksum(const std::byte* data, std::int64_t bytes) noexcept {
+std::uint64_t sum_tail(const std::byte* data, std::int64_t bytes, std::uint64_t first_index) noexcept {
   const std::int64_t words = bytes / kWordBytes;
   const std::int64_t tail = bytes % kWordBytes;
-  std::uint64_t sum = sum_words(data, words, 0);
+  std::uint64_t sum = sum_words(data, words, first_index);
   if (tail != 0) {
     std::uint64_t word = 0;
     std::memcpy(&word, data + words * kWordBytes, static_cast<std::size_t>(tail));
-    sum += mix_word(word, static_cast<std::uint64_t>(words));
+    sum += mix_word(word, first_index + static_cast<std::uint64_t>(words));
   }
-  return finish_checksum(sum, static_cast<std::uint64_t>(bytes));
+  return sum;
+}
+
+std::uint64_t checksum(const std::byte* data, std::int64_t bytes) noexcept {
+  return finish_checksum(sum_tail(data, bytes, 0), static_cast<std::uint64_t>(bytes));
 }
 
 }  // namespace tutti::kv

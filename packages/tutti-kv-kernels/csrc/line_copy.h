@@ -18,10 +18,12 @@ enum class Stores { kCached, kStreaming };
 void copy_lines(std::byte* target, const std::byte* source, std::int64_t lines, const std::byte* ahead,
                 Stores stores) noexcept;
 
-// The same, and returns the checksum terms of the words copied; the first has index `first_index`.
+// The same, and returns the checksum terms of equally many words at `summed`; the first has index
+// `first_index`. Those are the words copied, or others that are to be read anyway: the processor then waits
+// for both at once.
 [[nodiscard]] std::uint64_t copy_and_sum_lines(std::byte* target, const std::byte* source, std::int64_t lines,
-                                               std::uint64_t first_index, const std::byte* ahead,
-                                               Stores stores) noexcept;
+                                               const std::byte* summed, std::uint64_t first_index,
+                                               const std::byte* ahead, Stores stores) noexcept;
 
 // Makes streaming stores of this thread visible to other threads and devices before anything that follows.
 void finish_stores() noexcept;

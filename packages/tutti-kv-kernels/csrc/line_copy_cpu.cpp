@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "clones.h"
+#include "store_line.h"
 #include "word_lanes.h"
 
 #if defined(__x86_64__)
@@ -12,28 +13,6 @@
 
 namespace tutti::kv {
 namespace {
-
-[[gnu::always_inline]] inline void stream_line(std::byte* target, const std::byte* source) noexcept {
-#if defined(__x86_64__)
-  constexpr int kParts = static_cast<int>(kLineBytes / sizeof(__m128i));
-  const auto* from = reinterpret_cast<const __m128i*>(source);
-  auto* to = reinterpret_cast<__m128i*>(target);
-  for (int part = 0; part < kParts; ++part) {
-    _mm_stream_si128(to + part, _mm_loadu_si128(from + part));
-  }
-#else
-  std::memcpy(target, source, kLineBytes);
-#endif
-}
-
-template <bool kStream>
-[[gnu::always_inline]] inline void store_line(std::byte* target, const std::byte* source) noexcept {
-  if constexpr (kStream) {
-    stream_line(target, source);
-  } else {
-    std::memcpy(target, source, kLineBytes);
-  }
-}
 
 template <bool kStream>
 [[gnu::always_inline]] inline void copy_all(std::byte* target, const std::byte* source, std::int64_t bytes,
@@ -46,20 +25,16 @@ template <bool kStream>
 
 template <bool kStream>
 [[gnu::always_inline]] inline std::uint64_t copy_and_sum_all(std::byte* target, const std::byte* source,
-                                                             std::int64_t bytes, std::uint64_t first_index,
+                                                             std::int64_t bytes, const std::byte* summed,
+                                                             std::uint64_t first_index,
                                                              const std::byte* ahead) noexcept {
   WordLanes lanes(first_index);
   for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
     __builtin_prefetch(ahead + at);
     store_line<kStream>(target + at, source + at);
-    lanes.add(source + at);
+    lanes.add(summed + at);
   }
   return lanes.total();
-}
-
-// Streaming stores exist for 16-byte boundaries only.
-[[nodiscard]] bool can_stream(const std::byte* target, Stores stores) noexcept {
-  return stores == Stores::kStreaming && reinterpret_cast<std::uintptr_t>(target) % 16 == 0;
 }
 
 }  // namespace
@@ -75,13 +50,14 @@ TUTTI_KV_CLONES void copy_lines(std::byte* target, const std::byte* source, std:
 }
 
 TUTTI_KV_CLONES std::uint64_t copy_and_sum_lines(std::byte* target, const std::byte* source,
-                                                 std::int64_t lines, std::uint64_t first_index,
-                                                 const std::byte* ahead, Stores stores) noexcept {
+                                                 std::int64_t lines, const std::byte* summed,
+                                                 std::uint64_t first_index, const std::byte* ahead,
+                                                 Stores stores) noexcept {
   const std::int64_t bytes = lines * kLineBytes;
   if (can_stream(target, stores)) {
-    return copy_and_sum_all<true>(target, source, bytes, first_index, ahead);
+    return copy_and_sum_all<true>(target, source, bytes, summed, first_index, ahead);
   }
-  return copy_and_sum_all<false>(target, source, bytes, first_index, ahead);
+  return copy_and_sum_all<false>(target, source, bytes, summed, first_index, ahead);
 }
 
 void finish_stores() noexcept {

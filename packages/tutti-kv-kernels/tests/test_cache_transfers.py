@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every form of cache, gathered and scattered in every way, against plain indexing of its tensors."""
+"""Every form of cache, gathered and scattered in every way, against plain indexing of its tensors.
+
+TUTTI_KV_EXAMPLES=1000 makes a long run of it (25 cases a form and direction by default).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from dataclasses import dataclass
 
@@ -11,11 +15,12 @@ import kv_kernels_reference as reference
 import pytest
 import torch
 from cache_samples import FORMS, POISON, Sample, Sizes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tutti_kv_kernels as tk
 
+EXAMPLES = int(os.environ.get("TUTTI_KV_EXAMPLES", "25"))
 DTYPES = [torch.uint8, torch.int8, torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn]
 
 
@@ -125,6 +130,7 @@ def draw_sample(data: st.DataObject, name: str) -> Sample:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_gather_packs_what_indexing_says(name: str, data: st.DataObject) -> None:
     sample = draw_sample(data, name)
@@ -145,6 +151,7 @@ def test_gather_packs_what_indexing_says(name: str, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("name", FORMS)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_scatter_writes_the_moved_tokens_of_good_segments_only(name: str, data: st.DataObject) -> None:
     source = draw_sample(data, name)

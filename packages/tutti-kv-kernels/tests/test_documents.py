@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -24,9 +25,24 @@ def test_readme_lists_the_vectors_that_are_tested() -> None:
         assert f"`0x{value:016x}`" in text
 
 
-def test_bandwidth_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bandwidth_benchmark_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     module = runpy.run_path(str(PACKAGE / "benchmarks" / "cpu_bandwidth.py"))
-    module["main"](["--total-mib", "1", "--segment-kib", "64", "--rounds", "1", "--pages", "4096", "4100"])
+    result = tmp_path / "rows.json"
+    size = ["--total-mib", "1", "--segment-kib", "64", "--rounds", "1", "--json", str(result)]
+    module["main"]([*size, "--pages", "4096", "4100", "--strided", "64"])
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 3
+    assert len(table) == 4
     assert all(name in table[0] for name in ("memcpy", "indexed", "gather", "scatter", "checksum"))
+    rows = json.loads(result.read_text("utf-8"))
+    assert [(row["run_bytes"], row["runs"]) for row in rows] == [(4096, 1), (4100, 1), (64, 256)]
+    assert all(row["ratios"]["memcpy"] == 1 for row in rows)
+
+
+def test_bandwidth_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws the plot, is not installed")
+    module = runpy.run_path(str(PACKAGE / "benchmarks" / "cpu_bandwidth.py"))
+    shapes = [module["Shape"](4096, 1), module["Shape"](64, 16)]
+    module["plot"](
+        [module["measure"](shape, 65536, 1 << 20, 1, [1]) for shape in shapes], tmp_path / "plot.png"
+    )
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -30,7 +30,7 @@ class PagedCache:
     A transfer moves *segments*: segment ``i`` is the blocks ``block_ids[i, :]`` of one layer, packed one
     after the other into slot ``slots[i]`` of a window. ``layers`` says which layer: an int for all segments,
     a tensor of one index a segment, or None for all layers at once; then ``slots`` and the checksums are
-    ``[num_layers, n]``, and every layer uses the same ``block_ids``.
+    ``[num_layers, n]`` (``[n]`` will do for one layer), and every layer uses the same ``block_ids``.
 
     Where the cache was described with ``ids="tokens"``, ids are the entries of a slot mapping and a "block"
     is one token: its K, then its V, of all heads.
@@ -294,6 +294,8 @@ class PagedCache:
             if not 0 <= layers < count:
                 raise ValueError(f"tutti_kv_kernels: layers must be 0 to {count - 1}, got {layers}")
             return slots, torch.full_like(slots, layers), 1
+        if count == 1 and slots.dim() == 1:
+            return slots, None, 1
         if slots.dim() != 2 or slots.shape[0] != count:
             raise ValueError(
                 f"tutti_kv_kernels: slots must be [{count}, n] where all layers are moved (layers=None), got "
