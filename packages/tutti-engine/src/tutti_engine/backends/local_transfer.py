@@ -142,10 +142,10 @@ class Transfer:
             # once nothing moves any more.
             if not self._active:
                 self._give_up_all()
-        starving = bool(self._todo) and not self._active
-        if starving and not self._starving:
+        was_starving, self._starving = self._starving, bool(self._todo) and not self._active
+        if self._starving and not was_starving:
+            # After the flag is set: the thread that is woken looks at it at once.
             self._backend.wake()
-        self._starving = starving
 
     def _expired(self) -> bool:
         return time.monotonic() >= self._give_up
