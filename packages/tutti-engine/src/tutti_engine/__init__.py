@@ -5,6 +5,7 @@ Importing it needs the standard library only.
 """
 
 from tutti_engine.backend import SPI_VERSION, SegmentBatch, SegmentHandle, StagingWindow, StorageBackend
+from tutti_engine.break_even import BreakEven, Decision
 from tutti_engine.engine import TuttiEngine
 from tutti_engine.errors import (
     BackendError,
@@ -37,7 +38,9 @@ __all__ = [
     "SKIP_BLOCK",
     "SPI_VERSION",
     "BackendError",
+    "BreakEven",
     "CatalogueError",
+    "Decision",
     "ExecutionSettings",
     "ChunkId",
     "ChunkKey",

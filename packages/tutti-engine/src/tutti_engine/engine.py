@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from tutti_engine.backend import StorageBackend
+from tutti_engine.break_even import BreakEven, Decision
 from tutti_engine.catalogue import Record
 from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.executor import Executor, Result
@@ -38,6 +39,7 @@ class TuttiEngine:
         journal: PlannerJournal | None = None,
         places: Places | None = None,
         read_only: bool = False,
+        break_even: BreakEven | None = None,
         ranks: int = 1,
         backend: StorageBackend | None = None,
         rank: int = 0,
@@ -51,6 +53,7 @@ class TuttiEngine:
             journal: planning side only: where to write down what is resident; None keeps it in memory.
             places: planning side only: who decides which free places may be used; None allows all.
             read_only: planning side only: never plan a store.
+            break_even: planning side only: decides whether loads are worth their time; None makes a new one.
             ranks: planning side only: how many ranks report on each plan.
             backend: execution side only: where segments live.
             rank: execution side only: this rank's number.
@@ -69,6 +72,7 @@ class TuttiEngine:
                 read_only=read_only,
             )
         )
+        self.break_even = BreakEven() if break_even is None else break_even
         self._backend = backend
         self._rank = rank
         self._executor: Executor | None = None
@@ -93,6 +97,18 @@ class TuttiEngine:
         """Return how many leading tokens could be loaded, a whole number of chunks. Changes nothing."""
         return self.planner.lookup_prefix(keys) * self.geometry.chunk_tokens
 
+    def should_load(self, tokens: int) -> Decision:
+        """Return whether loading so many tokens is faster than computing them, and why.
+
+        Loads are measured as they complete. What computing takes only the server knows: tell it with
+        ``note_compute``; until then every load is welcome.
+        """
+        return self.break_even.should_load(tokens)
+
+    def note_compute(self, tokens: int, seconds: float) -> None:
+        """Take the time that a request waited for the prefill of so many tokens."""
+        self.break_even.note_compute(tokens, seconds)
+
     def plan_load(self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]) -> LoadPlan:
         """Pin the chunks and plan their load; see ``Planner.plan_load``."""
         return self.planner.plan_load(wanted)
@@ -106,7 +122,10 @@ class TuttiEngine:
         return self.planner.plan_store(candidates, prefixes)
 
     def complete_load(self, result: LoadResult) -> bool:
-        """Take one rank's report of a load."""
+        """Take one rank's report of a load, also as a measurement of what loading costs."""
+        chunks = result.bytes_read // (self.geometry.num_layers * self.geometry.segment_bytes)
+        if chunks and not result.failed:
+            self.break_even.note_load(chunks * self.geometry.chunk_tokens, result.seconds)
         return self.planner.complete_load(result)
 
     def complete_store(self, rank: int, result: StoreResult) -> bool:

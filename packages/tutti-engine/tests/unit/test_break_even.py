@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads are refused when computing is faster, and nothing that a clock does can decide that alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tutti_engine.break_even import BreakEven, TimeModel
+
+
+def measured(load: float, compute: float, *, fixed: float = 0.0, **options: object) -> BreakEven:
+    """Return what has measured ``load`` and ``compute`` seconds a token, and ``fixed`` seconds a load."""
+    even = BreakEven(**options)
+    for tokens in (256, 4096, 1024, 16384, 512):
+        even.note_load(tokens, fixed + load * tokens)
+        even.note_compute(tokens, compute * tokens)
+    return even
+
+
+def test_the_faster_way_is_taken_and_both_times_are_given() -> None:
+    decision = measured(1e-6, 1e-4).should_load(1000)
+    assert decision and decision.why == "load: 1000 tokens: load 1 ms, compute 100 ms"
+    assert decision.load_seconds == pytest.approx(1e-3) and decision.compute_seconds == pytest.approx(0.1)
+    decision = measured(1e-4, 1e-6).should_load(1000)
+    assert not decision and decision.why == "compute: 1000 tokens: load 100 ms, compute 1 ms"
+
+
+def test_a_fixed_cost_makes_short_hits_not_worth_their_load() -> None:
+    even = measured(1e-6, 1e-5, fixed=0.02)
+    assert [bool(even.should_load(tokens)) for tokens in (256, 1024, 4096, 65536)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_nothing_is_refused_before_both_times_were_measured() -> None:
+    even = BreakEven()
+    assert even.should_load(1)
+    for _ in range(2):
+        even.note_load(1000, 100.0)
+    assert even.should_load(1000).why == "load: too few measurements of load yet (2 of 3)"
+    even.note_load(1000, 100.0)
+    assert even.should_load(1000).why == "load: too few measurements of compute yet (0 of 3)"
+    for _ in range(3):
+        even.note_compute(1000, 1.0)
+    assert not even.should_load(1000)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -3600.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tokens", [1000, 0, -5])
+def test_measurements_that_mean_nothing_change_nothing(seconds: float, tokens: int) -> None:
+    even = measured(1e-6, 1e-4)
+    before = even.explain()
+    even.note_load(tokens, seconds)
+    even.note_compute(0, 1.0)
+    assert even.explain() == before
+    assert even.counters["break_even_ignored"] == 2
+
+
+def test_one_outlier_does_not_turn_the_answer_and_a_lasting_change_does() -> None:
+    even = measured(1e-5, 1e-4)
+    even.note_load(1000, 3600.0)
+    assert even.should_load(1000)
+    for _ in range(12):
+        even.note_load(1000, 1.0)
+    assert not even.should_load(1000)
+    for _ in range(40):
+        even.note_load(1000, 1e-2)
+    assert even.should_load(1000)
+
+
+def test_a_clock_that_lied_at_the_beginning_is_not_believed_for_long() -> None:
+    even = BreakEven()
+    for _ in range(8):
+        even.note_load(1000, 0.01)
+    for _ in range(3):
+        even.note_compute(1000, 1e-9)
+    assert not even.should_load(1000)
+    for _ in range(8):
+        even.note_compute(1000, 1.0)
+    assert even.should_load(1000)
+
+
+def test_small_differences_do_not_turn_the_answer() -> None:
+    assert measured(1.05e-5, 1e-5).should_load(1000)
+    assert not measured(1.2e-5, 1e-5).should_load(1000)
+    assert measured(1.2e-5, 1e-5, margin=0.5).should_load(1000)
+
+
+def test_refusals_do_not_last_for_ever_without_a_measurement() -> None:
+    even = measured(1e-3, 1e-5, probe_every=4)
+    answers = [bool(even.should_load(1000)) for _ in range(12)]
+    assert answers == 3 * [False, False, False, True]
+    assert (even.counters["break_even_refused"], even.counters["break_even_probes"]) == (9, 3)
+
+
+def test_what_is_known_can_be_read() -> None:
+    assert BreakEven().explain() == "load: 0 of 3 measurements; compute: 0 of 3 measurements"
+    assert (
+        measured(2e-6, 1e-4).explain().startswith("load: 2 us a token and 0 ms at least, of 5 measurements")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"margin": -0.1}, "margin"), ({"margin": math.nan}, "margin"), ({"probe_every": 1}, "probe_every")],
+)
+def test_settings_out_of_range_are_refused(options: dict, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        BreakEven(**options)
+    with pytest.raises(ValueError, match="tokens must be at least 1"):
+        BreakEven().should_load(0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(min_value=1, max_value=1e7),
+            st.floats(min_value=1e-9, max_value=1e6) | st.sampled_from([0.0, -1.0, math.nan, math.inf]),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 10**7),
+)
+def test_no_measurements_make_an_estimate_that_is_no_time(samples: list, tokens: int) -> None:
+    model = TimeModel()
+    for size, seconds in samples:
+        model.note(size, seconds)
+    if model.known:
+        assert math.isfinite(model.predict(tokens)) and model.predict(tokens) > 0
+        assert model.predict(2 * tokens) >= model.predict(tokens)
+
+
+@given(
+    fixed=st.floats(0, 0.1),
+    rate=st.floats(1e-7, 1e-3),
+    sizes=st.lists(st.integers(64, 131072), min_size=30, max_size=60),
+)
+def test_a_line_is_found_again(fixed: float, rate: float, sizes: list[int]) -> None:
+    model = TimeModel()
+    for size in sizes:
+        model.note(size, fixed + rate * size)
+    last = sizes[-5:]
+    for size in last:
+        expected = fixed + rate * size
+        assert expected / 3 < model.predict(size) < expected * 3
