@@ -3,12 +3,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import shutil
-import subprocess
+import importlib.util
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,43 +30,28 @@ CHUNKS = 64
 NAMESPACE = Namespace({"test": "full disk"})
 
 
+def load_helper() -> ModuleType:
+    path = Path(__file__).with_name("small_disk.py")
+    spec = importlib.util.spec_from_file_location("tutti_small_disk", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+disks = load_helper()
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system much smaller than the store's capacity."""
-    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
-        pytest.skip("needs root and mkfs.ext4 to make a small disk")
-    image, mount = tmp_path / "disk.img", tmp_path / "disk"
-    image.touch()
-    os.truncate(image, DISK_BYTES)
-    mount.mkdir()
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-    done = subprocess.run(["mount", "-o", "loop", str(image), str(mount)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a loop device: {done.stderr.strip()}")
-    try:
+    with disks.small_disk(tmp_path, DISK_BYTES) as mount:
         yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 def open_store(root: Path) -> LocalStore:
     capacity = bytes_needed(CHUNKS, geometry=GEOMETRY, ranks=1, roots=1)
     return LocalStore.open([root], NAMESPACE, GEOMETRY, ranks=1, capacity_bytes=capacity)
-
-
-def fill_up(path: Path) -> None:
-    """Write zeros until there is no room for a single block."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        for size in (1 << 20, 4096):
-            try:
-                while True:
-                    os.write(descriptor, bytes(size))
-                    os.fsync(descriptor)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-    finally:
-        os.close(descriptor)
 
 
 def write_chunk(backend: LocalStoreBackend, chunk: int) -> list[int]:
@@ -105,7 +89,7 @@ def test_catalogue_waits_for_room_and_heals(disk: Path, caplog: pytest.LogCaptur
     with open_store(disk / "kv") as store:
         store.catalogue.put(Record(b"first", 0, 1, (b"s" * 16,), 1))
         assert store.catalogue.flush(30)
-        fill_up(filler)
+        disks.fill_up(filler)
         told: list[int] = []
         # More than the log's blocks that the file system has given already.
         for slot in range(1, CHUNKS):
@@ -127,7 +111,7 @@ def test_catalogue_waits_for_room_and_heals(disk: Path, caplog: pytest.LogCaptur
 def test_start_on_a_full_disk_is_a_plain_error_and_later_a_start(disk: Path) -> None:
     with open_store(disk / "kv") as store:
         store.catalogue.put(Record(b"first", 0, 1, (b"s" * 16,), 1))
-    fill_up(disk / "filler")
+    disks.fill_up(disk / "filler")
     with contextlib.suppress(TuttiError), open_store(disk / "kv") as store:
         assert [record.key for record in store.records] == [b"first"]
     with contextlib.suppress(TuttiError), open_store(disk / "new"):
@@ -140,7 +124,7 @@ def test_start_on_a_full_disk_is_a_plain_error_and_later_a_start(disk: Path) -> 
 
 def test_read_only_disk_is_refused_in_one_line(disk: Path) -> None:
     open_store(disk / "kv").close()
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    disks.remount(disk, "ro")
     with pytest.raises(
         RootError, match=r"cannot be written \(Read-only file system\); name another root"
     ) as caught:

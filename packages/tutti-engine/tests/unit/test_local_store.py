@@ -363,6 +363,20 @@ def test_rows_that_no_planner_wrote_are_dropped_and_counted(column: str, tmp_pat
         assert len(store.catalogue.records()) == 7
 
 
+def test_place_that_failed_twice_is_left_out_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(tmp_path, chunks=32) as store:
+        fill(store)
+        for _ in range(2):
+            store.catalogue.remove([5], lambda slots: None, suspect=True)
+        assert store.catalogue.flush(10)
+    with open_store(tmp_path, chunks=32) as store:
+        assert set(range(32)) - set(store.chunk_ids) == {5}
+        assert 5 not in slots(store)
+    assert "1 places are not used any more" in caplog.text
+
+
 def test_damaged_catalogue_starts_empty_and_its_copy_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
