@@ -63,6 +63,41 @@ def test_large_round_trip_is_exact(page_bytes: int, offset: int, num_threads: in
     assert restored.equal(target)
 
 
+# Below and above the length that is copied run by run; whole lines, whole words, and neither.
+@pytest.mark.parametrize("run_bytes", [16, 20, 64, 192, 256, 500, 512, 520, 1024, 4100, 6144])
+@pytest.mark.parametrize(("gap", "num_threads"), [(0, 1), (64, 2), (24, 1)])
+def test_large_strided_round_trip_is_exact(run_bytes: int, gap: int, num_threads: int) -> None:
+    """Two heads outside blocks, as in LHBNC: a block is two runs half a cache apart, each of three tokens."""
+    blocks, columns = (9 << 20) // (6 * run_bytes) // 8 * 8, 8
+    pitch = run_bytes + gap
+    pages = random_bytes(2 * blocks * 3 * pitch + 32)
+    view = pages[32:].view(2, blocks, 3, pitch)[..., :run_bytes]
+    plane = tk.Plane(
+        0, 32, 3 * pitch, blocks, run_bytes, (1, 2, 3), (0, blocks * 3 * pitch, pitch), token_dim=2
+    )
+    cache = tk.PagedCache([pages], [[plane]])
+    ids, slots = torch.randperm(blocks).view(-1, columns), torch.randperm(blocks // columns)
+    data_bytes, slot_bytes = columns * 6 * run_bytes, columns * 6 * run_bytes + 24
+    window = torch.full((len(slots) * slot_bytes,), POISON, dtype=torch.uint8)
+
+    checksums = cache.gather(ids, window, slots, slot_bytes, num_threads=num_threads)
+
+    packed = window.view(-1, slot_bytes)[slots]
+    expected = view[:, ids].permute(1, 2, 0, 3, 4).reshape(len(slots), data_bytes)
+    assert packed[:, :data_bytes].equal(expected)
+    assert not packed[:, data_bytes:].any()
+    assert tk.checksum(expected[-1]) == checksums[-1].item() % 2**64
+    original = pages.clone()
+    pages.fill_(POISON)
+    status = cache.scatter(window, slots, slot_bytes, ids, checksums, num_threads=num_threads)
+    assert not status.any()
+    target = torch.full_like(pages, POISON)
+    target[32:].view(2, blocks, 3, pitch)[..., :run_bytes] = original[32:].view(2, blocks, 3, pitch)[
+        ..., :run_bytes
+    ]
+    assert pages.equal(target)
+
+
 def test_checksum_of_a_large_buffer_equals_the_reference() -> None:
     data = random_bytes((1 << 20) + 5)
     assert tk.checksum(data) == reference.checksum(data.numpy().tobytes())

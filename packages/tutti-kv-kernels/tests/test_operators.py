@@ -40,16 +40,30 @@ def checksum_arguments() -> tuple[Any, ...]:
     return (torch.arange(100).to(torch.uint8), torch.zeros(1, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(
-    ("operator", "arguments"),
-    [
-        (OPS.gather.default, gather_arguments),
-        (OPS.scatter.default, scatter_arguments),
-        (OPS.checksum.default, checksum_arguments),
-    ],
-    ids=["gather", "scatter", "checksum"],
-)
-def test_operator_keeps_torch_s_rules(operator: Any, arguments: Any) -> None:
+def with_tokens(arguments: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+    """The same call with a part of each segment's tokens, rows of ids used twice, and layer 0 for all."""
+    planes = planes_table([[tk.Plane(0, 0, 64, 8, 16, (1, 1, 4), (0, 0, 16), token_dim=2)]])
+    changed = list(arguments)
+    changed[place : place + 5] = [planes, None, torch.tensor([[1, 5]]), 2, torch.tensor([[0, 3], [2, 6]])]
+    return tuple(changed)
+
+
+CALLS = {
+    "gather": (OPS.gather.default, gather_arguments),
+    "gather of tokens": (OPS.gather.default, lambda: with_tokens(gather_arguments(), 1)),
+    "scatter": (OPS.scatter.default, scatter_arguments),
+    "scatter without read status": (
+        OPS.scatter.default,
+        lambda: (*scatter_arguments()[:10], None, *scatter_arguments()[11:]),
+    ),
+    "checksum": (OPS.checksum.default, checksum_arguments),
+    "check_planes": (OPS.check_planes.default, lambda: (PLANES, [1024, 384])),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_operator_keeps_torch_s_rules(call: str) -> None:
+    operator, arguments = CALLS[call]
     torch.library.opcheck(operator, arguments())
 
 
@@ -84,3 +98,23 @@ def test_a_transfer_can_be_part_of_a_traced_function() -> None:
     assert traced(found).equal(step(expected))
     assert found.equal(expected)
     assert found.any()
+
+
+def test_a_whole_cache_s_transfer_can_be_part_of_a_traced_function() -> None:
+    tensors = [torch.randint(0, 256, (2, 6, 4, 2, 8), dtype=torch.uint8) for _ in range(3)]
+    cache = tk.PagedCache.from_format(1, tensors, num_blocks=6, block_size=4)
+    ids, slots = torch.tensor([[1, 5], [0, 2]]), torch.arange(6).view(3, 2)
+
+    def step(window: torch.Tensor, wiped: torch.Tensor) -> torch.Tensor:
+        checksums = cache.gather(ids, window, slots, 256)
+        wiped.zero_()
+        return cache.scatter(window, slots, 256, ids, checksums) + 0
+
+    before = [tensor.clone() for tensor in tensors]
+    window = torch.zeros(6 * 256, dtype=torch.uint8)
+    traced = torch.compile(step, backend="aot_eager", fullgraph=True)
+    assert traced(window, tensors[0]).tolist() == [[0, 0]] * 3
+    moved = [0, 1, 2, 5]
+    assert tensors[0][:, moved].equal(before[0][:, moved])
+    assert not tensors[0][:, [3, 4]].any()
+    assert tensors[1].equal(before[1])

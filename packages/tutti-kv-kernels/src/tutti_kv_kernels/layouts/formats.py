@@ -163,7 +163,7 @@ def _format(name: str | int) -> Format:
 
 def _context(found: Format, index: int, tensor: Any, error: LayoutError) -> str:
     if not isinstance(tensor, torch.Tensor):
-        return f"layer {index} in format {found.name}: a tensor is needed, got {type(tensor).__name__}"
+        return f"layer {index} in format {found.name}: {error}"
     strides = tensor.stride() if tensor.layout is torch.strided else "none"
     return (
         f"layer {index} in format {found.name}: {error} (shape {tuple(tensor.shape)}, strides {strides}, "

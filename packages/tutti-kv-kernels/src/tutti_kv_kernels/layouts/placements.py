@@ -62,6 +62,8 @@ def planes_of_placements(
         raise LayoutError("pages that are known by their size only are opaque: ids must count blocks")
     layers: dict[str, list[Plane]] = {}
     for placement, memory in placements:
+        if memory.layout is not torch.strided:
+            raise LayoutError(f"memory must be a strided tensor, this one is {memory.layout}")
         storage = storages.index(memory)
         for index, name in enumerate(placement.layers):
             if name in layers:

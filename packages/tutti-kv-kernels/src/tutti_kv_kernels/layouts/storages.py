@@ -28,10 +28,8 @@ class StorageList:
         """Number of the storage under ``tensor``.
 
         Raises:
-            LayoutError: when it is on another device than those before, or is not a strided tensor.
+            LayoutError: when it is on another device than those before.
         """
-        if tensor.layout is not torch.strided:
-            raise LayoutError(f"a strided tensor is needed, this one is {tensor.layout}")
         if self.tensors and tensor.device != self.tensors[0].device:
             raise LayoutError(
                 f"all tensors of a cache must be on one device, got {self.tensors[0].device} and "

@@ -69,6 +69,10 @@ def named_axes(tensor: torch.Tensor, letters: str) -> Axes:
     Raises:
         LayoutError: when it has another number of axes, or T is not 2, or an axis marked 1 is longer.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(f"a tensor is needed, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise LayoutError(f"a strided tensor is needed, this one is {tensor.layout}")
     if tensor.dim() != len(letters):
         raise LayoutError(f"the shape must be [{', '.join(letters)}], {len(letters)} axes")
     axes: Axes = {}

@@ -84,7 +84,6 @@ def known_layout(name: str | None) -> str:
 def _planes_of_view(
     view: torch.Tensor, order: str, page_bytes: int | None, table: BlockTable, storages: StorageList
 ) -> list[Plane]:
-    storages.index(view)
     letters = "BHNC" if view.dim() == 4 else "BNC"
     axes = named_axes(view, letters)
     inner = "".join(letter for letter in order if letter in letters)
