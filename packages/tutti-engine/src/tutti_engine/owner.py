@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -44,11 +45,12 @@ class OwnerLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write_owner()
         except BlockingIOError:
-            pid = self._read_pid()
+            pid, since = self._read_owner()
             os.close(self._fd)
             who = "another process" if pid is None else f"process {pid}"
             raise StoreBusyError(
-                f"{self.path.parent} is in use by {who}; stop it or give this server another root",
+                f"{self.path.parent} is in use by {who}{since}; stop it, give this server another root or let"
+                " it only read",
                 path=self.path,
                 pid=pid,
             ) from None
@@ -69,16 +71,24 @@ class OwnerLock:
             ) from error
 
     def _write_owner(self) -> None:
-        owner = {"pid": os.getpid(), "started": process_start_ticks(), "host": socket.gethostname()}
+        owner = {
+            "pid": os.getpid(),
+            "started": process_start_ticks(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "host": socket.gethostname(),
+        }
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(owner).encode(), 0)
 
-    def _read_pid(self) -> int | None:
+    def _read_owner(self) -> tuple[int | None, str]:
+        """Return the owner's pid and a remark since when it has the store, as far as that can be read."""
         try:
-            pid = json.loads(os.pread(self._fd, 4096, 0))["pid"]
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-        return pid if isinstance(pid, int) else None
+            owner = json.loads(os.pread(self._fd, 4096, 0))
+            pid, since = owner["pid"], owner.get("since")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None, ""
+        remark = f" since {since}" if isinstance(since, str) and len(since) == 19 else ""
+        return pid if isinstance(pid, int) else None, remark
 
     @property
     def held(self) -> bool:

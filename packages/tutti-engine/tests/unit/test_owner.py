@@ -40,7 +40,9 @@ def start_owner(directory: Path) -> subprocess.Popen[str]:
 def test_second_owner_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
     owner = start_owner(tmp_path)
     try:
-        with pytest.raises(StoreBusyError, match=f"process {owner.pid};.*another root") as caught:
+        with pytest.raises(
+            StoreBusyError, match=rf"process {owner.pid} since \d{{4}}-.*; .*another root"
+        ) as caught:
             OwnerLock(tmp_path)
         assert caught.value.pid == owner.pid
     finally:
