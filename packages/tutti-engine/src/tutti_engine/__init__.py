@@ -29,6 +29,7 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.registry import backend_names, make_backend
 from tutti_engine.ring_window import RingWindow
 
@@ -50,6 +51,7 @@ __all__ = [
     "LoadPlan",
     "LoadResult",
     "Mover",
+    "PolicySettings",
     "RingWindow",
     "RootError",
     "SegmentBatch",

@@ -1,51 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunk lies where: residents in order of use, places that are free, places that are being emptied."""
+"""Which chunk lies where: what is stored, places that are free, places that are being emptied.
+
+A chunk costs two words of a dictionary and some bytes in arrays, no object of its own.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress, islice, pairwise
 from typing import Final
 
+from tutti_engine.catalogue_residents import ChecksumTable
+from tutti_engine.chunk_tree import ChunkTree
 from tutti_engine.plan import ChunkId, ChunkKey
+from tutti_engine.policies.eviction import NO_USE, EvictionPolicy, SlotColumns, Use
+from tutti_engine.policies.lru import Lru
+from tutti_engine.policies.tenants import Tenants
 
 __all__ = ["ChunkIndex", "Entry"]
 
+FREE, PENDING, STORED, LEAVING = range(4)
 
-@dataclass(slots=True, eq=False)
+MAX_SECONDS = 0xFFFFFFFF
+
+_IS_FREE = bytes(state == FREE for state in range(256))
+
+SWEEP_SLOTS = 1024
+"""Slots that one call looks at for chunks that are too old."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One chunk that has a place.
+    """One chunk in one place, for as long as it is there.
 
     Attributes:
         key: identity of the chunk.
         chunk_id: its place.
-        checksums: for each rank one 64-bit little-endian word a layer; empty until the chunk is stored.
-        pins: loads that are reading it; a pinned chunk keeps its place.
-        resident: whether the index still answers for it.
+        slot: the index's own number of that place.
+        filling: tells fillings of one place apart.
     """
 
     key: ChunkKey
     chunk_id: ChunkId
-    checksums: tuple[bytes, ...] = ()
-    pins: int = 0
-    resident: bool = True
+    slot: int
+    filling: int
 
 
 class ChunkIndex:
-    """Maps keys to places and decides which chunk has to go, least recently used first.
+    """Maps keys to places.
 
     A place is always in exactly one state: free, pending (a store is under way), stored, or leaving (removed
-    but not yet reusable, see ``take_leaving``). Not thread-safe; the planner is its only user.
+    but not yet reusable, see ``take_leaving``). Which chunk has to go a policy decides, but always one
+    without a child: no chunk is kept whose ancestor went. Not thread-safe; the planner is its only user.
+
+    Args:
+        chunk_ids: the places, as the backend names them.
+        policy: who has to go; by default the least recently used.
+        quota_chunks: most chunks of one tenant; None for no limit.
+        ttl_seconds: age since the last use from which a chunk is no hit and goes; None for no limit.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, chunk_ids: Sequence[ChunkId], residents: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self,
+        chunk_ids: Sequence[ChunkId],
+        *,
+        policy: EvictionPolicy | None = None,
+        quota_chunks: int | None = None,
+        ttl_seconds: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.capacity: Final = len(chunk_ids)
-        self._stored: OrderedDict[ChunkKey, Entry] = OrderedDict((e.key, e) for e in residents)
-        self._pending: dict[ChunkKey, Entry] = {}
+        self._chunk_ids = chunk_ids
+        self._slots: dict[ChunkId, int] | None = None  # None where both are equal
+        if not (isinstance(chunk_ids, range) and chunk_ids == range(len(chunk_ids))):
+            self._slots = {chunk_id: slot for slot, chunk_id in enumerate(chunk_ids)}
+        self.columns = SlotColumns(self.capacity)
+        self._policy = Lru() if policy is None else policy
+        self._policy.attach(self.columns)
+        self._tenants = None if quota_chunks is None else Tenants(self.columns, quota_chunks)
+        self._ttl = ttl_seconds
+        self._clock = clock
+        self._tick = 0
+        self._stored: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
+        self._keys: list[bytes | None] = [None] * self.capacity
+        self._state = bytearray(self.capacity)
+        self._fillings = array("I", bytes(4 * self.capacity))
+        self._tree = ChunkTree(self.capacity)
+        self._checksums: ChecksumTable | None = None
+        self._pins: dict[int, int] = {}
+        self._kept: set[bytes] = set()
         self._leaving: list[Entry] = []
-        taken = {entry.chunk_id for entry in self._stored.values()}
-        self._free: deque[ChunkId] = deque(c for c in chunk_ids if c not in taken)
+        # Places that were never used are not listed one by one.
+        self._unused: Iterator[int] = iter(range(self.capacity))
+        self._free: deque[int] = deque()
+        self._num_free = self.capacity
+        self._sweep_from = 0
+
+    def restore(
+        self,
+        keys: Sequence[bytes],
+        slots: Sequence[int],
+        seconds: Sequence[int],
+        marks: bytes,
+        tenants: Sequence[int],
+        checksums: ChecksumTable,
+    ) -> None:
+        """Take over what was stored before this process: equally long columns, least recently used first.
+
+        Called at most once, while the index is empty. ``slots`` are positions in ``chunk_ids``; ``checksums``
+        is taken over as it is. A key that comes twice keeps its later place.
+        """
+        columns, now = self.columns, self._now()
+        self._checksums = checksums
+        stored = self._stored = dict(zip(keys, slots))
+        order = list(stored.values()) if len(stored) == len(keys) else None
+        for position, (key, slot) in enumerate(zip(keys, slots)):
+            if stored[key] != slot:
+                continue
+            self._keys[slot] = key
+            columns.seconds[slot] = min(seconds[position], now)
+            columns.ticks[slot] = position
+        for slot, mark, tenant in zip(slots, marks, tenants):
+            columns.marks[slot], columns.tenants[slot] = mark, tenant
+        order = [slot for key, slot in zip(keys, slots) if stored[key] == slot] if order is None else order
+        for slot in order:
+            self._state[slot] = STORED
+        self._tick = len(keys)
+        self._num_free -= len(order)
+        self._unused = compress(range(self.capacity), self._state.translate(_IS_FREE))
+        self._policy.restore(order)
+        if self._tenants is not None:
+            self._tenants.restore(order)
+
+    def slot_of(self, chunk_id: ChunkId) -> int:
+        """Return the position of a place in the list of places; -1 if it is not there."""
+        if self._slots is not None:
+            return self._slots.get(chunk_id, -1)
+        return chunk_id if isinstance(chunk_id, int) and 0 <= chunk_id < self.capacity else -1
+
+    # What is there.
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -57,91 +156,296 @@ class ChunkIndex:
     @property
     def free(self) -> int:
         """Number of places a store can use at once."""
-        return len(self._free)
+        return self._num_free
 
     def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
-        """Return how many leading keys are stored. A pending store is not a hit."""
-        hits = 0
-        for key in keys:
-            if key not in self._stored:
-                break
-            hits += 1
-        return hits
+        """Return how many leading keys are stored. A pending store is not a hit. Takes O(hits)."""
+        stored = self._stored
+        if self._ttl is None:
+            hits = 0
+            for key in keys:
+                if key not in stored:
+                    break
+                hits += 1
+            return hits
+        return len(self._fresh_prefix(keys))
+
+    def last_used(self, entry: Entry) -> int:
+        """Return the last use of a stored chunk, in seconds since 1970."""
+        return self.columns.seconds[entry.slot]
 
     def get(self, key: ChunkKey) -> Entry | None:
         """Return the stored chunk of that key."""
-        return self._stored.get(key)
+        slot = self._stored.get(key)
+        return None if slot is None else self._entry(slot)
+
+    def holds(self, entry: Entry) -> bool:
+        """Return whether that chunk is still stored in that place."""
+        return self._stored.get(entry.key) == entry.slot and self._fillings[entry.slot] == entry.filling
+
+    def checksums(self, entry: Entry) -> tuple[bytes, ...]:
+        """Return the checksums of a stored chunk, for each rank one 64-bit little-endian word a layer."""
+        return () if self._checksums is None else self._checksums.get(entry.slot)
+
+    # Use.
+
+    def begin(self, keys: Sequence[ChunkKey], tenant: int = 0) -> Use:
+        """Take note of a prompt, given by all its whole chunks; its stored prefix counts as used now.
+
+        Returns what ``reserve`` needs to know of it.
+        """
+        slots = self._fresh_prefix(keys)
+        self._join(slots)
+        hits = len(slots)
+        last = slots[-1] if slots else -1
+        # A child that is pending under the next key is this prompt's own, of a request beside it.
+        branches = bool(slots) and self._tree.child[last] >= 0
+        if branches and hits < len(keys) and keys[hits] in self._pending:
+            branches = False
+        mark, shared_mark, shared = self._policy.begin(keys, slots, branches, self._now())
+        marks = self.columns.marks
+        for position, slot in enumerate(slots):
+            marks[slot] = shared_mark if position < shared else mark
+        self._touch(slots)
+        return Use(tenant, mark, keys)
 
     def touch(self, keys: Sequence[ChunkKey]) -> None:
-        """Mark a prefix as just used, its first chunk as the very last to go.
+        """Mark part of a prefix as used now, its first chunk as the very last to go."""
+        found = [self._stored[key] for key in keys if key in self._stored]
+        self._touch(found)
 
-        A chunk is worthless once an earlier one of its prefix is gone, so tails have to leave first.
+    def _touch(self, slots: Sequence[int]) -> None:
+        ticks, seconds = self.columns.ticks, self.columns.seconds
+        now, tick = self._now(), self._tick
+        for slot in reversed(slots):
+            tick += 1
+            ticks[slot] = tick
+            seconds[slot] = now
+        self._tick = tick
+        self._policy.touch(slots)
+        if self._tenants is not None:
+            self._tenants.touch(slots)
+
+    def _fresh_prefix(self, keys: Iterable[ChunkKey]) -> list[int]:
+        """Return the slots of the leading keys that are stored and not too old."""
+        slots: list[int] = []
+        get = self._stored.get
+        for key in keys:
+            slot = get(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        if self._ttl is not None:
+            oldest, seconds, keys_at = self._now() - self._ttl, self.columns.seconds, self._keys
+            # A use of a chunk is one of all before it: only the last ones can be too old.
+            while slots and seconds[slots[-1]] < oldest and keys_at[slots[-1]] not in self._kept:
+                slots.pop()
+        return slots
+
+    def _join(self, slots: Sequence[int]) -> None:
+        """Link chunks that were stored before this process, whose parents show only now."""
+        parent = self._tree.parent
+        for above, slot in pairwise(slots):
+            if parent[slot] < 0:
+                self._attach(slot, above)
+
+    # Stores.
+
+    def reserve(self, key: ChunkKey, parent: ChunkKey | None = None, use: Use = NO_USE) -> Entry | None:
+        """Give a new chunk a place; None if no place is free or the key has one already.
+
+        Args:
+            key: the chunk.
+            parent: the chunk that it goes on from, which must be stored or pending; None for a first one.
+            use: what ``begin`` returned for its prompt.
+
+        Raises ValueError for a parent that is not there.
         """
-        for key in reversed(keys):
-            if key in self._stored:
-                self._stored.move_to_end(key)
-
-    def reserve(self, key: ChunkKey) -> Entry | None:
-        """Give a new chunk a place; None if no place is free or the key has one already."""
-        if key in self or not self._free:
+        if not self._num_free or key in self._stored or key in self._pending:
             return None
-        entry = Entry(key, self._free.popleft())
-        self._pending[key] = entry
-        return entry
+        above = -1
+        if parent is not None:
+            found = self._stored.get(parent, self._pending.get(parent))
+            if found is None:
+                raise ValueError(f"chunk {key.hex()} cannot be kept without {parent.hex()}, which is gone")
+            above = found
+        slot = self._free.popleft() if self._free else next(self._unused)
+        self._num_free -= 1
+        self._keys[slot] = key
+        self._state[slot] = PENDING
+        self._fillings[slot] += 1
+        self._pending[key] = slot
+        self.columns.marks[slot] = use.mark
+        self.columns.tenants[slot] = use.tenant
+        if self._tenants is not None:
+            self._tenants.hold(slot)
+        if above >= 0:
+            self._attach(slot, above)
+        return Entry(key, self._chunk_ids[slot], slot, self._fillings[slot])
 
     def commit(self, entry: Entry, checksums: tuple[bytes, ...]) -> bool:
         """Turn a pending chunk into a hit; False if it was forgotten in the meantime."""
-        if self._pending.get(entry.key) is not entry:
+        slot = entry.slot
+        if self._pending.get(entry.key) != slot or self._fillings[slot] != entry.filling:
             return False
         del self._pending[entry.key]
-        entry.checksums = checksums
-        self._stored[entry.key] = entry
+        if checksums:
+            if self._checksums is None:
+                self._checksums = ChecksumTable(self.capacity, len(checksums), len(checksums[0]))
+            self._checksums.set(slot, checksums)
+        self._stored[entry.key] = slot
+        self._state[slot] = STORED
+        self._tick += 1
+        self.columns.ticks[slot] = self._tick
+        # Not later than its parent's: whatever goes by time then takes the child first.
+        parent = self._tree.parent[slot]
+        self.columns.seconds[slot] = self._now() if parent < 0 else self.columns.seconds[parent]
+        self._policy.insert(slot, entry.key)
+        if self._tenants is not None:
+            self._tenants.insert(slot)
+        if self._tree.child[slot] >= 0 or entry.key in self._kept:
+            self._cover(slot)
         return True
 
     def abort(self, entry: Entry, *, reusable: bool) -> None:
-        """Forget a pending chunk. Its place is free again unless something may still write to it."""
-        if self._pending.get(entry.key) is entry:
-            del self._pending[entry.key]
-        entry.resident = False
-        if reusable:
-            self._free.append(entry.chunk_id)
+        """Forget a pending chunk, and what was stored beyond it.
 
-    def drop(self, entry: Entry) -> None:
-        """Forget a stored chunk. Its place leaves as soon as nobody reads it."""
-        if self._stored.get(entry.key) is entry:
-            del self._stored[entry.key]
-            entry.resident = False
-            self._leave_if_unread(entry)
+        Its place is free again unless something may still write to it.
+        """
+        slot = entry.slot
+        if self._fillings[slot] != entry.filling or self._state[slot] != PENDING:
+            return
+        if self._pending.get(entry.key) == slot:
+            self._forget_pending(slot)
+        if reusable:
+            self._release([slot])
+        else:
+            self._state[slot] = LEAVING
+
+    def _forget_pending(self, slot: int) -> None:
+        key = self._keys[slot]
+        assert key is not None
+        del self._pending[key]
+        self._drop_below(slot)
+        self._detach(slot)
+        if self._tenants is not None:
+            self._tenants.release(slot)
+        self._keys[slot] = None
+
+    # Removal.
+
+    def drop(self, entry: Entry) -> int:
+        """Forget a stored chunk and all that goes on from it; return how many were stored.
+
+        Their places leave as soon as nobody reads them.
+        """
+        if not self.holds(entry):
+            return 0
+        before = len(self._stored)
+        self._drop_below(entry.slot)
+        self._remove(entry.slot, evicted=False)
+        return before - len(self._stored)
+
+    def _drop_below(self, slot: int) -> None:
+        for below in self._tree.below(slot):
+            if self._state[below] == STORED:
+                self._remove(below, evicted=False)
+            else:
+                # Its store goes on and ends as a failure, which gives the place back.
+                self._forget_pending(below)
 
     def pin(self, entry: Entry) -> None:
         """Keep a chunk's place while a load reads it."""
-        entry.pins += 1
+        self._pins[entry.slot] = self._pins.get(entry.slot, 0) + 1
 
     def unpin(self, entry: Entry) -> None:
         """End one load's hold."""
-        entry.pins -= 1
-        if not entry.resident:
-            self._leave_if_unread(entry)
+        left = self._pins.pop(entry.slot) - 1
+        if left:
+            self._pins[entry.slot] = left
+        elif self._state[entry.slot] == LEAVING:
+            self._leaving.append(entry)
+
+    def keep(self, keys: Sequence[ChunkKey]) -> None:
+        """Let chunks, stored now or later, stay whatever the policy says, until ``let_go``."""
+        for key in keys:
+            if key not in self._kept:
+                self._kept.add(key)
+                slot = self._stored.get(key)
+                if slot is not None:
+                    self._cover(slot)
+
+    def let_go(self, keys: Sequence[ChunkKey]) -> None:
+        """Let the policy decide on chunks again."""
+        for key in keys:
+            if key in self._kept:
+                self._kept.discard(key)
+                slot = self._stored.get(key)
+                if slot is not None and self._tree.child[slot] < 0:
+                    self._uncover(slot)
+
+    @property
+    def kept(self) -> int:
+        """Number of keys that are to stay."""
+        return len(self._kept)
+
+    def admits(self, use: Use) -> bool:
+        """Return whether the policy finds new chunks of a prompt worth the room of those that would go."""
+        return self._policy.admits(use.mark, self._now(), self._pins)
+
+    def next_victim(self) -> ChunkKey | None:
+        """Return the key of the chunk that would go next."""
+        slot = next(self._policy.victims(self._now(), self._pins), -1)
+        key = self._keys[slot] if slot >= 0 else None
+        return None if key is None else ChunkKey(key)
 
     def evict(self, count: int) -> int:
-        """Drop up to ``count`` of the least recently used chunks that nobody reads; return how many."""
-        victims: list[Entry] = []
-        for entry in self._stored.values():
-            if len(victims) == count:
-                break
-            if not entry.pins:
-                victims.append(entry)
-        for entry in victims:
-            self.drop(entry)
-        return len(victims)
+        """Remove up to ``count`` chunks that nobody reads, as the policy says; return how many."""
+        return self._evict(count, self._policy.victims(self._now(), self._pins))
+
+    def _evict(self, count: int, victims: Iterator[int]) -> int:
+        gone = 0
+        while gone < count and (slot := next(victims, -1)) >= 0:
+            self._remove(slot, evicted=True)
+            gone += 1
+        return gone
+
+    def evict_excess(self, tenant: int, wanted: int) -> tuple[int, int]:
+        """Remove a tenant's chunks until it may have ``wanted`` more.
+
+        Returns how many went, and how many more it may have now.
+        """
+        if self._tenants is None or not tenant:
+            return 0, wanted
+        excess = self._tenants.excess(tenant, wanted)
+        gone = self._evict(max(0, excess), self._tenants.victims(tenant, self._pins))
+        return gone, max(0, min(wanted, wanted - excess + gone))
+
+    def expire(self) -> int:
+        """Remove chunks that are too old among the next ones in turn; return how many."""
+        if self._ttl is None:
+            return 0
+        oldest = self._now() - self._ttl
+        start, self._sweep_from = self._sweep_from, self._sweep_from + SWEEP_SLOTS
+        if self._sweep_from >= self.capacity:
+            self._sweep_from = 0
+        before = len(self._stored)
+        seconds, state = self.columns.seconds, self._state
+        for slot in range(start, min(start + SWEEP_SLOTS, self.capacity)):
+            if state[slot] != STORED or seconds[slot] >= oldest or slot in self._pins:
+                continue
+            if self._keys[slot] not in self._kept:
+                self.drop(self._entry(slot))
+        return before - len(self._stored)
 
     def clear(self) -> None:
         """Forget every chunk. Pending stores end as failures; places being read leave later."""
-        for entry in list(self._stored.values()):
-            self.drop(entry)
-        for entry in self._pending.values():
-            entry.resident = False
-        self._pending.clear()
+        for slot in list(self._stored.values()):
+            if self._state[slot] == STORED:
+                self.drop(self._entry(slot))
+        for slot in list(self._pending.values()):
+            if self._keys[slot] is not None:
+                self._forget_pending(slot)
 
     def take_leaving(self) -> list[Entry]:
         """Return the chunks removed since the last call; each place comes back through ``give_back``."""
@@ -150,12 +454,61 @@ class ChunkIndex:
 
     def take_free(self, count: int) -> list[ChunkId]:
         """Take up to ``count`` free places out of use; ``give_back`` brings them in again."""
-        return [self._free.pop() for _ in range(min(count, len(self._free)))]
+        taken = min(count, self._num_free)
+        self._num_free -= taken
+        listed = [self._free.pop() for _ in range(min(taken, len(self._free)))]
+        listed += islice(self._unused, taken - len(listed))
+        return [self._chunk_ids[slot] for slot in listed]
 
     def give_back(self, chunk_ids: Iterable[ChunkId]) -> None:
         """Make places reusable, after the removal of their chunks has become durable."""
-        self._free.extend(chunk_ids)
+        self._release(map(self.slot_of, chunk_ids))
 
-    def _leave_if_unread(self, entry: Entry) -> None:
-        if not entry.pins:
+    def _release(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._state[slot] = FREE
+            self._free.append(slot)
+            self._num_free += 1
+
+    def _remove(self, slot: int, *, evicted: bool) -> None:
+        key = self._keys[slot]
+        assert key is not None
+        del self._stored[key]
+        self._policy.remove(slot, key, evicted)
+        if self._tenants is not None:
+            self._tenants.release(slot)
+        self._detach(slot)
+        self._state[slot] = LEAVING
+        self._keys[slot] = None
+        if slot not in self._pins:
+            entry = Entry(ChunkKey(key), self._chunk_ids[slot], slot, self._fillings[slot])
             self._leaving.append(entry)
+
+    # Parents and candidates.
+
+    def _attach(self, slot: int, parent: int) -> None:
+        if self._tree.attach(slot, parent) and self._state[parent] == STORED:
+            self._cover(parent)
+
+    def _detach(self, slot: int) -> None:
+        parent = self._tree.detach(slot)
+        if parent >= 0 and self._state[parent] == STORED and self._keys[parent] not in self._kept:
+            self._uncover(parent)
+
+    def _cover(self, slot: int) -> None:
+        self._policy.cover(slot)
+        if self._tenants is not None:
+            self._tenants.cover(slot)
+
+    def _uncover(self, slot: int) -> None:
+        self._policy.uncover(slot)
+        if self._tenants is not None:
+            self._tenants.uncover(slot)
+
+    def _entry(self, slot: int) -> Entry:
+        key = self._keys[slot]
+        assert key is not None
+        return Entry(ChunkKey(key), self._chunk_ids[slot], slot, self._fillings[slot])
+
+    def _now(self) -> int:
+        return min(max(0, int(self._clock())), MAX_SECONDS)

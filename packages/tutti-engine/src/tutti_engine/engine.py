@@ -16,6 +16,8 @@ from tutti_engine.mover import Mover
 from tutti_engine.places import Places
 from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.planner import Planner, PlannerJournal
+from tutti_engine.policies.eviction import Use
+from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.transfer import Transfer
 
 __all__ = ["TuttiEngine"]
@@ -41,6 +43,7 @@ class TuttiEngine:
         read_only: bool = False,
         break_even: BreakEven | None = None,
         ranks: int = 1,
+        policies: PolicySettings | None = None,
         backend: StorageBackend | None = None,
         rank: int = 0,
     ) -> None:
@@ -55,6 +58,7 @@ class TuttiEngine:
             read_only: planning side only: never plan a store.
             break_even: planning side only: decides whether loads are worth their time; None makes a new one.
             ranks: planning side only: how many ranks report on each plan.
+            policies: planning side only: who is stored, who stays and who goes.
             backend: execution side only: where segments live.
             rank: execution side only: this rank's number.
         """
@@ -70,6 +74,7 @@ class TuttiEngine:
                 journal=journal,
                 places=places,
                 read_only=read_only,
+                policies=policies,
             )
         )
         self.break_even = BreakEven() if break_even is None else break_even
@@ -109,17 +114,24 @@ class TuttiEngine:
         """Take the time that a request waited for the prefill of so many tokens."""
         self.break_even.note_compute(tokens, seconds)
 
-    def plan_load(self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]) -> LoadPlan:
+    def note_prompt(self, keys: Sequence[ChunkKey], tenant: str | None = None) -> Use:
+        """Take note of a new prompt, for the policies; see ``Planner.note_prompt``."""
+        return self.planner.note_prompt(keys, tenant)
+
+    def plan_load(
+        self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], use: Use | None = None
+    ) -> LoadPlan:
         """Pin the chunks and plan their load; see ``Planner.plan_load``."""
-        return self.planner.plan_load(wanted)
+        return self.planner.plan_load(wanted, use)
 
     def plan_store(
         self,
         candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
         prefixes: Sequence[Sequence[ChunkKey]] = (),
+        uses: Sequence[Use] = (),
     ) -> StorePlan | None:
         """Plan to store the chunks that are not known yet; see ``Planner.plan_store``."""
-        return self.planner.plan_store(candidates, prefixes)
+        return self.planner.plan_store(candidates, prefixes, uses)
 
     def complete_load(self, result: LoadResult) -> bool:
         """Take one rank's report of a load, also as a measurement of what loading costs."""

@@ -18,6 +18,7 @@ from typing import Protocol
 from tutti_engine.breaker import Breaker
 from tutti_engine.catalogue import Record
 from tutti_engine.chunk_index import ChunkIndex, Entry
+from tutti_engine.chunk_state import generation_of, restore
 from tutti_engine.counters import Counters
 from tutti_engine.geometry import Geometry
 from tutti_engine.places import Places
@@ -31,7 +32,12 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.policies.eviction import Use
+from tutti_engine.policies.settings import PolicySettings
+from tutti_engine.policies.tenants import tenant_tag
+from tutti_engine.policies.write_budget import WriteBudget
 from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
+from tutti_engine.store_gate import StoreGate, place_in_prompts
 
 __all__ = ["Planner", "PlannerJournal"]
 
@@ -81,7 +87,6 @@ class _Load:
 class _Store:
     entries: tuple[Entry, ...]
     ranks_left: int
-    prefixes: Sequence[Sequence[ChunkKey]]
     checksums: dict[int, tuple[bytes | None, ...]] = field(default_factory=dict)
     # (rank, position) pairs whose place a late write may still reach, and those that were, but no longer are.
     unsettled: set[tuple[int, int]] = field(default_factory=set)
@@ -95,12 +100,18 @@ class _Quarantine:
     ranks: set[int]
 
 
+def wall_clock() -> float:
+    """Return the seconds since 1970."""
+    return time.time()
+
+
 class Planner:
     """Owns the index of one namespace. All calls come from one thread.
 
     Its counters are ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
     ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``,
-    ``evicted_chunks``, ``corrupt_chunks`` and ``quarantined_chunks``. Bytes and times are summed over ranks.
+    ``evicted_chunks``, ``expired_chunks``, ``corrupt_chunks`` and ``quarantined_chunks``, and those of
+    ``StoreGate``. Bytes and times are summed over ranks.
     """
 
     def __init__(
@@ -113,6 +124,8 @@ class Planner:
         journal: PlannerJournal | None = None,
         places: Places | None = None,
         read_only: bool = False,
+        policies: PolicySettings | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Make a planner.
 
@@ -124,7 +137,11 @@ class Planner:
             journal: where to write down what is resident.
             places: who decides which free places may be used; None allows all of them.
             read_only: never plan a store. Nothing is ever evicted then.
+            policies: who is stored, who stays and who goes.
+            clock: seconds since 1970, which ages and the write budget go by.
         """
+        policies = PolicySettings() if policies is None else policies
+        clock = wall_clock if clock is None else clock
         self.geometry = geometry
         self.counters = Counters()
         self.load_breaker = Breaker()
@@ -133,15 +150,26 @@ class Planner:
         self._journal = journal
         self._places = places
         self._read_only = read_only
-        # Of chunks used at the same time the later one lies further from its prompt's start: it goes first.
-        by_use = sorted(records, key=lambda record: (record.last_used, -record.generation))
         self._index = ChunkIndex(
-            chunk_ids, (Entry(ChunkKey(r.key), r.slot, tuple(r.checksums)) for r in by_use)
+            chunk_ids,
+            policy=policies.make_eviction(),
+            quota_chunks=policies.quota_chunks(len(chunk_ids)),
+            ttl_seconds=policies.ttl_seconds,
+            clock=clock,
         )
-        self._generation = max((r.generation for r in by_use), default=0)
-        # Places kept free ahead of need; of a small store at most a quarter.
+        self._number = restore(self._index, records)
+        self._gate = StoreGate(
+            self._index,
+            policies,
+            self.counters,
+            write_bytes=ranks * geometry.chunk_bytes,
+            # A restart must not be a way around the limit.
+            budget=WriteBudget(policies.daily_write_bytes, fill=0.5 if self._number else 1.0, clock=clock),
+        )
+        # Places kept free ahead of need, as one is reusable only once its removal is durable; of a small
+        # store at most a quarter.
         count = len(chunk_ids)
-        self._spare = max(1, min(8, count // 4), count // 32)
+        self._spare = 0 if journal is None else max(1, min(8, count // 4), count // 32)
         # Places of chunks that did not verify and still leave.
         self._suspects: set[ChunkId] = set()
         if places is not None:
@@ -182,15 +210,53 @@ class Planner:
             return 0
         return self._index.lookup_prefix(keys)
 
+    def note_prompt(self, keys: Sequence[ChunkKey], tenant: str | None = None) -> Use:
+        """Take note of a new prompt; its stored prefix counts as used now. Call it once a prompt.
+
+        Args:
+            keys: all its whole chunks, from the first one on.
+            tenant: who sent it (a cache salt, say), for ``tenant_quota``.
+
+        Returns what ``plan_load`` and ``plan_store`` want to know of the prompt.
+        """
+        tag = tenant_tag(tenant)
+        self._gate.begin(keys)
+        use = self._index.begin(keys, tag)
+        if self._journal is not None:
+            self._journal.touch(keys[: self._index.lookup_prefix(keys)])
+        return use
+
+    def keep_prefix(self, keys: Sequence[ChunkKey]) -> None:
+        """Let the chunks of a prefix, stored now or later, stay until ``let_prefix_go``, over no restart.
+
+        Args:
+            keys: from the prompt's first chunk on.
+
+        Raises ValueError when more than half of the places would be kept.
+        """
+        most = self._index.capacity // 2
+        if self._index.kept + len(keys) > most:
+            raise ValueError(
+                f"cannot keep {len(keys)} more chunks beside {self._index.kept}: at most {most}, half of all"
+            )
+        self._index.keep(keys)
+
+    def let_prefix_go(self, keys: Sequence[ChunkKey]) -> None:
+        """Let the policies decide on these chunks again."""
+        self._index.let_go(keys)
+
     def is_known(self, key: ChunkKey) -> bool:
         """Whether a chunk is stored or on its way."""
         return key in self._index
 
-    def plan_load(self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]) -> LoadPlan:
+    def plan_load(
+        self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], use: Use | None = None
+    ) -> LoadPlan:
         """Pin chunks and return the plan to load them.
 
         Args:
             wanted: for each chunk its key and, for each KV cache group, its block ids.
+            use: what ``note_prompt`` returned; without it this call counts as a use.
 
         A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to
         fail.
@@ -205,11 +271,12 @@ class Planner:
                 transfers.append(ChunkTransfer(key, None, block_ids))
                 continue
             self._index.pin(entry)
-            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, entry.checksums))
-        keys = [key for key, _ in wanted]
-        self._index.touch(keys)
-        if self._journal is not None:
-            self._journal.touch(keys)
+            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, self._index.checksums(entry)))
+        if use is None:
+            keys = [key for key, _ in wanted]
+            self._index.touch(keys)
+            if self._journal is not None:
+                self._journal.touch(keys)
         plan = LoadPlan(self._new_plan_id(), tuple(transfers))
         self._loads[plan.plan_id] = _Load(tuple(entries), self._ranks)
         return plan
@@ -232,7 +299,7 @@ class Planner:
             if entry is None:
                 continue
             if position in load.guilty:
-                if load.errno == errno.EBADMSG and entry.resident:
+                if load.errno == errno.EBADMSG and self._index.holds(entry):
                     self._suspects.add(entry.chunk_id)
                     self._count("corrupt_chunks", 1)
                 self._index.drop(entry)
@@ -248,31 +315,52 @@ class Planner:
         self,
         candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
         prefixes: Sequence[Sequence[ChunkKey]] = (),
+        uses: Sequence[Use] = (),
     ) -> StorePlan | None:
         """Find places for the chunks that are not known yet; None if there is nothing to do.
 
         Args:
             candidates: for each chunk its key and, for each KV cache group, its block ids.
-            prefixes: the prompts that the chunks belong to, each the keys from its first chunk on; once the
-                chunks are stored these count as used, the first ones last to go.
+            prefixes: the prompts that the chunks belong to, each the keys from its first chunk on. A chunk is
+                stored only where the one before it is, and goes before it.
+            uses: for each prefix what ``note_prompt`` returned; without them this call notes the prompts.
         """
-        fresh = [(key, blocks) for key, blocks in candidates if key not in self._index]
+        self._expire()
+        fresh: dict[ChunkKey, tuple[tuple[int, ...], ...]] = {}
+        for key, blocks in candidates:
+            if key not in self._index:
+                fresh.setdefault(key, blocks)
         if not fresh or self._read_only or not self.store_breaker.allow():
             return None
-        self._make_room(len(fresh))
+        if prefixes and not uses:
+            uses = [self.note_prompt(prefix) for prefix in prefixes]
+        elif not prefixes:
+            self._gate.begin(list(fresh))
+        placed = place_in_prompts(fresh, prefixes, uses).values()
+        # What the new chunks go on from must not be what goes for them.
+        ends = {each.parent for each in placed if each.parent is not None and each.parent not in fresh}
+        pinned = [entry for end in ends if (entry := self._index.get(end)) is not None]
+        for entry in pinned:
+            self._index.pin(entry)
+        self.settle_places(len(fresh))
+        chosen = self._gate.choose(placed, full=self._missing(len(fresh)) > 0)
+        self._make_room(len(chosen))
         entries = []
-        transfers = []
-        for key, block_ids in fresh:
-            entry = self._index.reserve(key)
+        for each in chosen:
+            lost = each.parent is not None and each.parent not in self._index
+            entry = None if lost else self._index.reserve(each.key, each.parent, each.use)
             if entry is not None:
                 entries.append(entry)
-                transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids))
-            elif key not in self._index:
-                self._count("store_dropped_chunks", 1)
-        if not transfers:
+        for entry in pinned:
+            self._index.unpin(entry)
+        self._retire()
+        self._count("store_dropped_chunks", len(chosen) - len(entries))
+        self._gate.put_back(len(chosen) - len(entries))
+        if not entries:
             return None
-        plan = StorePlan(self._new_plan_id(), tuple(transfers))
-        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks, prefixes)
+        transfers = tuple(ChunkTransfer(entry.key, entry.chunk_id, fresh[entry.key]) for entry in entries)
+        plan = StorePlan(self._new_plan_id(), transfers)
+        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks)
         return plan
 
     def complete_store(self, rank: int, result: StoreResult) -> bool:
@@ -295,8 +383,6 @@ class Planner:
         failed = sum(
             not self._settle(store, result.plan_id, position) for position in range(len(store.entries))
         )
-        for prefix in store.prefixes:
-            self._index.touch(prefix)
         if store.errno in NO_ROOM_ERRORS:
             self._count("store_dropped_chunks", failed)
         else:
@@ -358,10 +444,14 @@ class Planner:
     def _record(self, entry: Entry) -> None:
         if self._journal is None or not self._keeps_records or not isinstance(entry.chunk_id, int):
             return
-        self._generation += 1
-        now = max(0, int(time.time()))
+        self._number += 1
+        columns = self._index.columns
+        generation = generation_of(self._number, columns.marks[entry.slot], columns.tenants[entry.slot])
+        used = self._index.last_used(entry)
         try:
-            self._journal.put(Record(entry.key, entry.chunk_id, self._generation, entry.checksums, now))
+            self._journal.put(
+                Record(entry.key, entry.chunk_id, generation, self._index.checksums(entry), used)
+            )
         except Exception:
             logger.exception("Tutti: a chunk is kept for the life of this process only.")
 
@@ -388,8 +478,8 @@ class Planner:
             if missing > 0:
                 self._index.give_back(self._places.ready(missing))
 
-    def _make_room(self, wanted: int) -> None:
-        self.settle_places(wanted)
+    def _missing(self, wanted: int) -> int:
+        """Return how many chunks have to go so that ``wanted`` new ones find room, now and next time."""
         # Places that are on their way back count: as long as removals cannot be made durable nothing more has
         # to go, and what does not fit now is dropped, not made room for.
         if self._journal is None:
@@ -398,11 +488,16 @@ class Planner:
             # What is wanted now will be wanted again: the next plan shall find room for as much.
             spare = max(self._spare, min(wanted, self._index.capacity // 4))
             missing = spare - max(0, self._index.free - wanted) - self._in_transit
-        if self._places is not None:
-            missing -= self._places.coming()
+        return missing if self._places is None else missing - self._places.coming()
+
+    def _make_room(self, wanted: int) -> None:
+        missing = self._missing(wanted)
         if missing > 0:
             self._count("evicted_chunks", self._index.evict(missing))
-            self._retire()
+        self._retire()
+
+    def _expire(self) -> None:
+        self._count("expired_chunks", self._index.expire())
 
     def _retire(self, let_go: Callable[[Sequence[ChunkId]], None] | None = None) -> None:
         """Make removals durable before their places are used again, or let go."""

@@ -155,6 +155,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             places=None if isinstance(store, LocalStoreView) else store.places,
             read_only=settings.read_only,
             ranks=ranks,
+            policies=settings.policies,
         )
         # The planner has taken over what it needs.
         store.records.clear()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.executor import Result
+from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 
@@ -29,6 +30,7 @@ class Request(Protocol):
     num_tokens: int
     num_computed_tokens: int
     block_hashes: Sequence[bytes]
+    cache_salt: str | None
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class _Tracked:
     # vLLM tells the local hit only when it asks for the external one.
     local_tokens: int = 0
     next_store_chunk: int = 0
+    # A prompt is noted once, whatever becomes of its request.
+    use: Use | None = None
     # After a load that failed the rest is computed: asking again might fail again, without end.
     loads: bool = True
     # After a reset nobody knows whether what was computed before is still right.
@@ -124,7 +128,8 @@ class SchedulerSide:
                 [
                     (key, (_blocks_between(block_ids, chunk * per_chunk, per_chunk, start, stop),))
                     for chunk, key in enumerate(keys, start=first)
-                ]
+                ],
+                self._use_of(self._tracked[request.request_id]),
             )
         except Exception as error:
             # The tokens were promised: the workers have to report them as failed.
@@ -212,21 +217,32 @@ class SchedulerSide:
     ) -> tuple[StorePlan, ...]:
         candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         prefixes = []
+        uses = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or not tracked.stores:
                 continue
             sure = tokens - len(draft_tokens.get(request_id, ()))
+            use = self._use_of(tracked)
             completed = self._completed_chunks(tracked, sure, block_ids_of)
             if completed:
+                uses.append(use)
                 candidates += completed
                 prefixes.append(
                     keys_from_block_hashes(
                         tracked.request.block_hashes, self._hashes_per_chunk, stop=tracked.next_store_chunk
                     )
                 )
-        plan = self._engine.plan_store(candidates, prefixes) if candidates else None
+        plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         return () if plan is None else (plan,)
+
+    def _use_of(self, tracked: _Tracked) -> Use:
+        """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""
+        if tracked.use is None:
+            request = tracked.request
+            keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk)
+            tracked.use = self._engine.note_prompt(keys, request.cache_salt)
+        return tracked.use
 
     def _completed_chunks(
         self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], Sequence[int] | None]

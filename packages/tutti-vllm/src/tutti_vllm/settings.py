@@ -6,9 +6,11 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from tutti_engine import PolicySettings
 
 __all__ = ["Settings", "SettingsError"]
 
@@ -27,6 +29,7 @@ class Settings:
         capacity_bytes: most bytes that the cache may take on disk, over all roots and ranks.
         roots: directories that share the data; with several, each should be a drive of its own.
         blocks_per_chunk: vLLM blocks of one chunk; 0 chooses (segments of at least 256 KiB).
+        policies: who is stored, who stays and who goes; its settings are keys of their own.
         strict: whether a cache that cannot be opened stops the server instead of being left out.
         min_free_bytes: what the roots' file systems keep free; below it nothing is stored and chunks are
             given back.
@@ -47,11 +50,13 @@ class Settings:
     reclaim_unused_days: int = 0
     read_only: bool = False
     replicas: int = 0
+    policies: PolicySettings = field(default_factory=PolicySettings)
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> Settings:
         """Check the mapping and fill in defaults. Raises SettingsError that names the key and the rule."""
-        known = ("root", *(field.name for field in fields(cls) if field.name != "roots"))
+        own = (each.name for each in fields(cls) if each.name not in ("roots", "policies"))
+        known = ("root", *own, *PolicySettings.names())
         for key in extra:
             if key not in known:
                 raise SettingsError(_unknown(key, known))
@@ -69,6 +74,7 @@ class Settings:
             reclaim_unused_days=_whole_number(extra, "reclaim_unused_days", minimum=0, default=0),
             read_only=_truth(extra, "read_only", default=False),
             replicas=_whole_number(extra, "replicas", minimum=0, default=0),
+            policies=_policies(extra),
         )
 
 
@@ -101,6 +107,13 @@ def _truth(extra: Mapping[str, Any], key: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise SettingsError(f"{key} must be true or false, not {value!r} ({type(value).__name__})")
     return value
+
+
+def _policies(extra: Mapping[str, Any]) -> PolicySettings:
+    try:
+        return PolicySettings.parse({name: extra[name] for name in PolicySettings.names() if name in extra})
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _roots(extra: Mapping[str, Any]) -> tuple[Path, ...]:

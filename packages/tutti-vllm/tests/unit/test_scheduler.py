@@ -24,6 +24,7 @@ class Request:
     num_tokens: int
     num_computed_tokens: int = 0
     salt: str = ""
+    cache_salt: str | None = None
     block_hashes: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -182,8 +183,13 @@ def test_after_a_step_back_the_chunk_is_considered_again(rig):
 
 def test_blocks_that_vllm_does_not_keep_are_not_stored(rig):
     rig.add("r", 128)
-    orders = rig.step([("r", 128)], tables={"r": [0, 0, 0, 0, 5, 6, 7, 8]})
+    orders = rig.step([("r", 128)], tables={"r": [5, 6, 7, 8, 0, 0, 0, 0]})
     assert [t.block_ids for t in orders.stores[0].transfers] == [((5, 6, 7, 8),)]
+
+
+def test_what_goes_on_from_blocks_that_vllm_does_not_keep_is_not_stored_either(rig):
+    rig.add("r", 128)
+    assert rig.step([("r", 128)], tables={"r": [0, 0, 0, 0, 5, 6, 7, 8]}).stores == ()
 
 
 def test_two_requests_with_the_same_prompt_store_it_once(rig):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tutti_engine import PolicySettings
 from tutti_vllm.settings import Settings, SettingsError
 
 
@@ -20,6 +21,12 @@ def test_home_is_the_fallback(monkeypatch):
 def test_one_root_or_several():
     assert Settings.parse({"capacity_bytes": 1, "root": "/a"}).roots == (Path("/a"),)
     assert Settings.parse({"capacity_bytes": 1, "root": ["/a", "/b"]}).roots == (Path("/a"), Path("/b"))
+
+
+def test_policies_are_keys_of_their_own():
+    extra = {"capacity_bytes": 1, "eviction": "lru", "admission": "second_sight", "ttl_seconds": 60}
+    wanted = PolicySettings(eviction="lru", admission="second_sight", ttl_seconds=60)
+    assert Settings.parse(extra).policies == wanted
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,11 @@ def test_one_root_or_several():
         ({"capacity_bytes": 1, "root": "/a\0b"}, "is no path"),
         ({"capacity_bytes": 1, "root": "cache"}, "root must be an absolute path, not 'cache'"),
         ({"capacity_bytes": 1, "root": ["/a", "/a"]}, "root names a directory twice"),
+        ({"capacity_bytes": 1, "evictions": "lru"}, "'evictions' .*did you mean 'eviction'"),
+        ({"capacity_bytes": 1, "eviction": "fifo"}, "eviction must be one of .*did you mean 's3fifo'"),
+        ({"capacity_bytes": 1, "ttl_seconds": 0}, "ttl_seconds must be from 1 to"),
+        ({"capacity_bytes": 1, "daily_write_bytes": 1.5}, "daily_write_bytes must be a whole number"),
+        ({"capacity_bytes": 1, "tenant_quota": 2}, "tenant_quota must be a share above 0"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_rule_in_one_line(extra, message):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the index knows of a chunk beside its place, and how that comes through a restart.
+
+A record's generation is a number of the planner's own that only has to grow: its low bits carry the mark of
+the policy and the tag of the tenant, so that records stay as small as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tutti_engine.catalogue_record import Record, as_row
+from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.chunk_index import ChunkIndex
+
+__all__ = ["generation_of", "restore"]
+
+MARK_BITS, TENANT_BITS = 8, 16
+STATE_BITS = MARK_BITS + TENANT_BITS
+
+
+def generation_of(number: int, mark: int, tenant: int) -> int:
+    """Return the generation of the ``number``-th chunk that was ever stored, below 2**62 for 2**38 chunks."""
+    return number << STATE_BITS | tenant << MARK_BITS | mark
+
+
+def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
+    """Fill an empty index with what was stored before; return the largest number of a chunk.
+
+    Columns (``Residents``) are read as columns. A record whose place the index does not have is left out.
+    """
+    found = records if isinstance(records, Residents) else as_columns(records)
+    if not len(found):
+        return 0
+    generations = found.generations
+    # Of chunks used at the same time the one that was stored later lies further from its prompt's start: it
+    # goes first.
+    order = sorted(range(len(found)), key=generations.__getitem__, reverse=True)
+    number = generations[order[0]] >> STATE_BITS
+    order.sort(key=found.last_used.__getitem__)
+    slots = [index.slot_of(found.slots[position]) for position in order]
+    table = found.checksums
+    if slots != [found.slots[position] for position in order]:
+        order = [position for position, slot in zip(order, slots) if slot >= 0]
+        slots = [slot for slot in slots if slot >= 0]
+        table = ChecksumTable(index.capacity, table.ranks, table.part_bytes)
+        for position, slot in zip(order, slots):
+            table.set(slot, found.checksums.get(found.slots[position]))
+    ordered = [generations[position] for position in order]
+    index.restore(
+        [found.keys[position] for position in order],
+        slots,
+        [found.last_used[position] for position in order],
+        bytes([generation & 0xFF for generation in ordered]),
+        [generation >> MARK_BITS & 0xFFFF for generation in ordered],
+        table,
+    )
+    return number
+
+
+def as_columns(records: Iterable[Record]) -> Residents:
+    """Return records as columns."""
+    rows = [as_row(record) for record in records]
+    ranks, width = (rows[0][3], len(rows[0][4])) if rows else (1, 0)
+    table = ChecksumTable(max((row[0] for row in rows), default=-1) + 1, ranks, width // ranks)
+    return Residents.from_rows(rows, table)
