@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tutti_engine import catalogue_file as file
+from tutti_engine.catalogue_ahead import Ahead
 from tutti_engine.catalogue_batch import Batch, OnDurable, Removal, apply
 from tutti_engine.catalogue_connection import Connection, DamagedError
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
 from tutti_engine.catalogue_link import Link
-from tutti_engine.catalogue_mirror import Mirror
+from tutti_engine.catalogue_lists import retired_slots
 from tutti_engine.catalogue_reading import read_counters, resident_chunks
 from tutti_engine.catalogue_record import Record, as_records, checked
 from tutti_engine.catalogue_residents import ChecksumTable, Residents
-from tutti_engine.catalogue_scrub import Scrub
 from tutti_engine.errors import CatalogueError
 
 __all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
@@ -86,8 +86,7 @@ class Catalogue:
         self._path = path
         self._meta = meta
         self._link = Link(path, connection, meta, owned)
-        self._mirror: Mirror | None = None
-        self._scrub: Scrub | None = None
+        self._ahead = Ahead(path)
         self._changed = threading.Condition()
         self._queue: deque[Record | Removal] = deque()
         self._touched: dict[bytes, int] = {}
@@ -173,28 +172,12 @@ class Catalogue:
 
         Raises CatalogueError when the rows cannot be read.
         """
-        mirror = Mirror(self._path.parent, num_slots, ranks, ranks * part_bytes)
-        self._mirror = mirror
-        found = self._call(lambda: mirror.load(self._link.get()))
+        sums = ChecksumTable(num_slots, ranks, part_bytes)
+        found = self._call(lambda: self._ahead.load(self._link.get(), sums))
         if found is None:
             if before_reading is not None:
                 before_reading()
-            found = self._call(lambda: self._read_residents(ChecksumTable(num_slots, ranks, part_bytes)))
-            self._call(lambda: mirror.begin(self._link.get()))
-        self._scrub = self._call(lambda: Scrub.of(self._link.get()))
-        return found
-
-    def _read_residents(self, checksums: ChecksumTable) -> Residents:
-        rows = self._link.get().execute("SELECT * FROM chunks")
-        found = Residents.from_rows([], checksums)
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            while some := rows.fetchmany(READ_ROWS):
-                found.extend(some)
-        finally:
-            if collecting:
-                gc.enable()
+            found = self._call(lambda: self._ahead.read(self._link.get(), sums))
         return found
 
     @property
@@ -219,7 +202,7 @@ class Catalogue:
 
         More than ``limit`` are no sign of a bad place but of lost files: then all of them are forgiven.
         """
-        return self._call(lambda: file.retired_slots(self._link.get(), limit))
+        return self._call(lambda: retired_slots(self._link.get(), limit))
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, waiting for it. Raises CatalogueError."""
@@ -336,7 +319,7 @@ class Catalogue:
     @property
     def table_complete(self) -> bool:
         """Whether the next start can be a fast one: nothing is left to verify or to copy."""
-        return not self._has_work_ahead()
+        return not self._ahead.has_work
 
     @property
     def last_error(self) -> str | None:
@@ -387,7 +370,7 @@ class Catalogue:
         try:
             while not self._is_over():
                 with self._changed:
-                    ahead = self._has_work_ahead() and not self._failures
+                    ahead = self._ahead.has_work and not self._failures
                     self._changed.wait_for(self._has_work, AHEAD_PAUSE if ahead else TOUCH_INTERVAL)
                     self._changed.wait_for(self._is_urgent, self._pause())
                     calls, self._calls = self._calls, []
@@ -399,8 +382,7 @@ class Catalogue:
             self._finish_table()
         finally:
             self._link.drop()
-            if self._mirror is not None:
-                self._mirror.close()
+            self._ahead.close()
             with self._changed:
                 self._stopped = True
                 calls = self._calls
@@ -413,13 +395,10 @@ class Catalogue:
         if self._failures or not self._is_idle():
             return
         try:
-            if self._scrub is not None:
-                if self._scrub.step(self._link.get()):
-                    self._scrub = None
-            elif self._mirror is not None and self._mirror.building:
-                self._mirror.build(self._link.get())
+            if self._ahead.has_work:
+                self._ahead.step(self._link.get())
         except Exception as error:
-            self._scrub = None
+            self._ahead.stop_verifying()
             if not self._replaced(error):
                 log.info("%s: work ahead of need failed: %s", self._path, error)
 
@@ -427,14 +406,11 @@ class Catalogue:
         with self._changed:
             return not self._calls and self._give_up is None and len(self._queue) < MAX_COMMIT_OPERATIONS
 
-    def _has_work_ahead(self) -> bool:
-        return self._scrub is not None or (self._mirror is not None and self._mirror.building)
-
     def _finish_table(self) -> None:
         """Spare the next start the list of changes, when there is time left."""
-        if self._mirror is not None and not self._failures:
+        if not self._failures:
             with contextlib.suppress(Exception):
-                self._mirror.sync(self._link.get(CLOSING_RETRY))
+                self._ahead.finish(self._link.get(CLOSING_RETRY))
 
     def _replaced(self, error: Exception) -> bool:
         """Begin a new database if the error means that this one is damaged."""
@@ -497,16 +473,10 @@ class Catalogue:
             if not batch.empty:
                 file.bound_log(connection, self._path)
                 with file.transaction(connection):
-                    if self._mirror is not None:
-                        self._mirror.before(connection, batch)
-                    else:
-                        # Nobody lists the changes: a table of an earlier owner no longer counts.
-                        file.set_table_id(connection, None, within=True)
+                    self._ahead.before(connection, batch)
                     cleared = apply(connection, batch)
-                    if self._mirror is not None:
-                        self._mirror.after(connection, batch)
-                if self._mirror is not None:
-                    self._mirror.apply(connection)
+                    self._ahead.after(connection, batch)
+                self._ahead.committed(connection)
         except Exception as error:  # whatever it was, later changes need the thread
             self._keep(batch, error)
             return

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 from tutti_engine import catalogue_file as file
+from tutti_engine.catalogue_lists import suspect_slots
 from tutti_engine.catalogue_record import Record, as_row
 
 __all__ = ["Batch", "OnDurable", "Removal", "apply"]
@@ -55,7 +56,7 @@ def apply(connection: sqlite3.Connection, batch: Batch) -> dict[int, list[int]]:
             else:
                 file.delete_slots(connection, removal.slots)
                 if removal.suspect:
-                    cleared[position] = file.suspect_slots(connection, removal.slots)
+                    cleared[position] = suspect_slots(connection, removal.slots)
     file.touch_rows(connection, batch.touched)
     file.add_counters(connection, batch.added)
     return cleared

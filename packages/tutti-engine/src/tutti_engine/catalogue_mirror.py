@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tutti_engine import catalogue_file as file
+from tutti_engine import catalogue_lists as lists
 from tutti_engine.catalogue_batch import Batch
 from tutti_engine.catalogue_record import Record, is_sound
-from tutti_engine.catalogue_residents import Residents
+from tutti_engine.catalogue_residents import ChecksumTable, Residents
 from tutti_engine.slot_table import SLOT_TABLE_NAME, Row, SlotTable
 
 __all__ = ["MIN_SLOTS", "Mirror"]
@@ -37,11 +38,12 @@ class Mirror:
     and nothing else: the list then goes on growing, or the file's id is no longer the database's.
     """
 
-    def __init__(self, directory: Path, num_slots: int, ranks: int, checksum_bytes: int) -> None:
+    def __init__(self, directory: Path, checksums: ChecksumTable) -> None:
         self._path = directory / SLOT_TABLE_NAME
-        self._num_slots = num_slots
-        self._ranks = ranks
-        self._checksum_bytes = checksum_bytes
+        self._checksums = checksums
+        self._num_slots = checksums.num_slots
+        self._ranks = checksums.ranks
+        self._checksum_bytes = checksums.ranks * checksums.part_bytes
         self._table: SlotTable | None = None
         self._built = 0
         self._unsynced = 0
@@ -58,8 +60,8 @@ class Mirror:
         if table is None:
             return None
         try:
-            slots = file.changed_slots(connection)
-            rows: dict[int, Row] = {row[0]: row for row in file.rows_of_changed(connection)}
+            slots = lists.changed_slots(connection)
+            rows: dict[int, Row] = {row[0]: row for row in lists.rows_of_changed(connection)}
             if not all(map(self._is_sound, rows.values())):
                 raise ValueError("rows are damaged")
             if len(slots) > self._num_slots // 2 or not all(0 <= slot < self._num_slots for slot in slots):
@@ -67,7 +69,7 @@ class Mirror:
             # Into the file too: the list is emptied at the next sync.
             for slot in slots:
                 write_row(table, slot, rows.get(slot))
-            residents = table.load(self._ranks)
+            residents = table.load(self._checksums)
         except (OSError, ValueError, IndexError) as error:
             log.info("%s is not used: %s", self._path, error)
             residents = None
@@ -100,7 +102,7 @@ class Mirror:
             table = self._table
             assert table is not None
             count = min(BUILD_SLOTS, self._num_slots - self._built)
-            table.put_range(self._built, count, file.rows_between(connection, self._built, count))
+            table.put_range(self._built, count, lists.rows_between(connection, self._built, count))
             self._built += count
             if self._built == self._num_slots:
                 table.sync()
@@ -111,15 +113,18 @@ class Mirror:
         """Within a batch's transaction and before its changes: note the slots whose rows they replace."""
         self._affected = set()
         if self._table is None:
+            # Nobody lists the changes from here on: a file that is still there no longer counts.
+            file.set_table_id(connection, None, within=True)
             return
         if not self.building and file.table_id(connection) != self._table.identity:
             # Rows were dropped as a whole or the database is a new one.
             self.close()
+            file.set_table_id(connection, None, within=True)
             return
         for change in batch.changes:
             if isinstance(change, Record):
                 self._affected.add(change.slot)
-                self._affected.update(file.slots_of_key(connection, change.key))
+                self._affected.update(lists.slots_of_key(connection, change.key))
             elif change.slots is None:
                 file.set_table_id(connection, None, within=True)
                 self.close()
@@ -133,11 +138,11 @@ class Mirror:
         if self._table is None:
             return
         for key in batch.touched:
-            self._affected.update(file.slots_of_key(connection, key))
+            self._affected.update(lists.slots_of_key(connection, key))
         slots = [slot for slot in self._affected if 0 <= slot < self._num_slots]
-        self._planned = [(slot, file.row_of_slot(connection, slot)) for slot in slots]
+        self._planned = [(slot, lists.row_of_slot(connection, slot)) for slot in slots]
         if not self.building:
-            file.list_changed(connection, slots)
+            lists.list_changed(connection, slots)
 
     def apply(self, connection: sqlite3.Connection) -> None:
         """After the commit: write what ``after`` kept, and now and then make it durable."""
@@ -160,7 +165,7 @@ class Mirror:
             return
         with self._forgiving():
             self._table.sync()
-            file.forget_changed(connection)
+            lists.forget_changed(connection)
             self._unsynced = 0
 
     def close(self) -> None:

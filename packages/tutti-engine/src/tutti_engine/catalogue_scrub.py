@@ -6,6 +6,7 @@ from __future__ import annotations
 import sqlite3
 
 from tutti_engine import catalogue_file as file
+from tutti_engine import catalogue_lists as lists
 from tutti_engine.catalogue_connection import DamagedError
 from tutti_engine.catalogue_record import is_sound
 
@@ -34,12 +35,12 @@ class Scrub:
 
     def step(self, connection: sqlite3.Connection) -> bool:
         """Verify a piece; return whether it was the last. Raises DamagedError or sqlite3.Error."""
-        rows = file.rows_between(connection, self._next, SCRUB_SLOTS)
+        rows = lists.rows_between(connection, self._next, SCRUB_SLOTS)
         for row in rows:
             if not is_sound(row):
                 raise DamagedError(f"the row of slot {row[0]} is no record")
         for row in rows[:: max(1, len(rows) // 32)]:
-            if file.slots_of_key(connection, row[1]) != [row[0]]:
+            if lists.slots_of_key(connection, row[1]) != [row[0]]:
                 raise DamagedError(f"the key of slot {row[0]} leads elsewhere")
         self._next += SCRUB_SLOTS
         return self._next > self._last

@@ -134,10 +134,9 @@ class SlotTable:
         """Write one slot's last use."""
         write_all(self._fd, used.to_bytes(8, "little"), self._uses + slot * 8)
 
-    def load(self, ranks: int) -> Residents | None:
-        """Return what the file holds; None if it makes no sense."""
-        count, width = self.num_slots, self.checksum_bytes
-        table = ChecksumTable(count, ranks, width // ranks)
+    def load(self, table: ChecksumTable) -> Residents | None:
+        """Return what the file holds, with its checksums in ``table``; None if it makes no sense."""
+        count = self.num_slots
         lengths, keys = bytearray(count), bytearray(count * MAX_KEY_BYTES)
         generations, uses = array("q", bytes(8 * count)), array("q", bytes(8 * count))
         columns = ((lengths, PAGE_BYTES), (keys, self._keys), (generations, self._generations))

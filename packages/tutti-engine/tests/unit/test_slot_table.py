@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tutti_engine import catalogue_mirror
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
+from tutti_engine.catalogue_ahead import Ahead
 from tutti_engine.catalogue_residents import Residents
 from tutti_engine.slot_table import SLOT_TABLE_NAME, SlotTable, table_bytes
 
@@ -53,7 +54,7 @@ def by_slot(records: Residents | list[Record]) -> list[Record]:
 def from_table_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Residents:
     """Open, failing if the rows are read from the database."""
     with monkeypatch.context() as patch:
-        patch.setattr(Catalogue, "_read_residents", lambda *_: pytest.fail("the table was not used"))
+        patch.setattr(Ahead, "read", lambda *_: pytest.fail("the table was not used"))
         catalogue, found = open_catalogue(directory)
         catalogue.close()
     return found
@@ -231,9 +232,12 @@ def test_disk_that_refuses_the_table_costs_only_the_next_start(
         catalogue, _ = open_catalogue(tmp_path)
         catalogue.put(record(2, 50, 9))
         assert catalogue.flush(10), catalogue.last_error
+        catalogue.remove([7], lambda slots: None)
+        assert catalogue.flush(10), catalogue.last_error
         catalogue.close()
     catalogue, found = open_catalogue(tmp_path)
     assert record(2, 50, 9) in list(found)
+    assert 7 not in found.slots, "what came after it was given up is not believed of it"
     catalogue.close()
 
 
