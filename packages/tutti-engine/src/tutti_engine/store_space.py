@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from tutti_engine.errors import GeometryError
@@ -100,9 +99,10 @@ class SpaceKeeper:
         self._wanted = 0
         self._excess = 0
         self._leaving = 0
-        self._patience = 0.0
+        self._patience = self._next_look = 0.0
         self._short = False
         self._refused: str | None = None
+        self._warned = False
         self._stopped = False
         self._changed = threading.Condition()
         self._room = 0
@@ -186,9 +186,16 @@ class SpaceKeeper:
                 log.exception("%s: space could not be managed", self._layout.directories[0])
 
     def _has_work(self) -> bool:
-        few = len(self._ready) < self._target() // 2 and self._stock
-        able = not self._short and self._refused is None
-        return bool(self._stopped or self._returned or (few and able and self._room > self._place_bytes))
+        few = len(self._ready) < max(1, self._target() // 2)
+        return bool(self._stopped or self._returned or (few and self._can_make()))
+
+    def _can_make(self) -> bool:
+        """Return whether there is a place to make, and room for it."""
+        if self._short or self._refused is not None or not self._stock:
+            return False
+        # Places that are only promised have not taken their room yet.
+        promised = len(self._ready) if self._settings.prepare == "sparse" else 0
+        return self._room >= (promised + 1) * self._place_bytes
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -206,6 +213,10 @@ class SpaceKeeper:
         return (room - self._settings.min_free_bytes) * len(directories)
 
     def _look(self) -> None:
+        if time.monotonic() < self._next_look:
+            # What was handed out since is not written yet, and must not be promised twice.
+            return
+        self._next_look = time.monotonic() + self._settings.check_seconds
         self._refused = None
         try:
             self._room = self._room_above_minimum()
@@ -237,13 +248,12 @@ class SpaceKeeper:
 
     def _fill(self) -> None:
         """Prepare places until there are enough."""
-        while not self._short and self._refused is None:
+        while True:
             with self._changed:
-                promised = (len(self._ready) + 1) * self._place_bytes
-                if self._settings.prepare == "sparse" and promised > self._room:
-                    return
-                if self._stopped or not self._stock or len(self._ready) >= self._target():
+                if len(self._ready) >= self._target():
                     self._wanted = 0
+                    return
+                if self._stopped or not self._can_make():
                     return
                 slot = self._stock.popleft()
             try:
@@ -257,10 +267,9 @@ class SpaceKeeper:
                 self._ready.append(slot)
                 if self._settings.prepare != "sparse":
                     self._room -= self._place_bytes
-                if self._room < 0:
-                    return
+            self._warned = False
 
     def _refuse(self, why: str) -> None:
-        if self._refused is None:
-            log.warning("%s: %s", Path(self._layout.directories[0]), why)
-        self._refused = why
+        if not self._warned:
+            log.warning("%s: %s", self._layout.directories[0], why)
+        self._refused, self._warned = why, True

@@ -115,6 +115,15 @@ def test_store_without_an_owner_can_be_read(tmp_path: Path, owner: Side) -> None
     assert not list(tmp_path.rglob("*-wal"))
 
 
+def test_missing_file_is_told_and_not_made(tmp_path: Path, owner: Side) -> None:
+    owner.store.close()
+    (path,) = tmp_path.rglob("*.seg")
+    path.unlink()
+    with view(tmp_path) as seen, pytest.raises(RootError, match=r"cannot open .*0\.seg"):
+        LocalStoreBackend(seen.layout, 0)
+    assert not path.exists()
+
+
 def test_nothing_to_read_is_told(tmp_path: Path, owner: Side) -> None:
     with pytest.raises(RootError, match="there is no store"):
         view(tmp_path, namespace=Namespace({"test": "another"}))
