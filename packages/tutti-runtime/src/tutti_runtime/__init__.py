@@ -12,7 +12,6 @@ from tutti_runtime.errors import (
     RuntimeClosedError,
     TuttiRuntimeError,
 )
-from tutti_runtime.ordering import Gate, WordDependency
 from tutti_runtime.extents import (
     EXTENT_DTYPE,
     EXTENT_REASONS,
@@ -21,6 +20,7 @@ from tutti_runtime.extents import (
     Revalidation,
     resolve_extents,
 )
+from tutti_runtime.ordering import Gate, WordDependency
 from tutti_runtime.requests import (
     FLUSH,
     READ,

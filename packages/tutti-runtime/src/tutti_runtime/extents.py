@@ -84,8 +84,8 @@ class Revalidation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtentMap:
-    """A file's extents: written, unshared, on multiples of 4 KiB, at most 124, and together the whole file, up
-    to its size rounded up to 4 KiB."""
+    """A file's extents: written, unshared, on multiples of 4 KiB, at most 124, and together the whole file
+    (up to its size rounded up to 4 KiB)."""
 
     path: str
     extents: NDArray[np.void]
