@@ -53,32 +53,48 @@ bool FdPool::close_one(Lock& lock) noexcept {
   const int fd = std::exchange(victim->fd_, -1);
   const bool sync = std::exchange(victim->unsynced_, false);
   victim->retiring_ += sync ? 1U : 0U;  // remove() waits: the result has to find the file
-  --open_;
+  ++closing_;
   ++closed_;
   lock.unlock();
   // An error of writing pages back is remembered per descriptor: a later one may never hear of it.
   const int error = sync && ::fdatasync(fd) != 0 ? errno : 0;
   ::close(fd);
   lock.lock();
+  --closing_;
+  --open_;
   if (sync) {
     --victim->retiring_;
     victim->sync_error_ = error != 0 ? error : victim->sync_error_;
-    changed_.notify_all();
   }
+  changed_.notify_all();
   return true;
 }
 
+/// For those who wait for a descriptor.
+void FdPool::note_change() noexcept {
+  ++changes_;
+  changed_.notify_all();
+}
+
 void FdPool::make_room(Lock& lock) noexcept {
-  while (open_ >= limit_ && close_one(lock)) {
+  while (open_ >= limit_) {
+    if (open_ - closing_ >= limit_ && close_one(lock)) {
+      continue;
+    }
+    if (closing_ == 0) {
+      return;
+    }
+    changed_.wait(lock);  // what other threads are about to close is still there
   }
 }
 
 int FdPool::open_with_room(Lock& lock, const std::function<int()>& open, bool force) {
   make_room(lock);
-  if (open_ >= limit_ && in_use_ > 0 && !force) {
+  if (open_ >= limit_ && in_use_ + opening_ > 0 && !force) {
     return kFull;
   }
   ++open_;
+  ++opening_;
   int fd = 0;
   bool no_descriptor = false;
   do {
@@ -87,10 +103,12 @@ int FdPool::open_with_room(Lock& lock, const std::function<int()>& open, bool fo
     lock.lock();
     no_descriptor = fd == -EMFILE || fd == -ENFILE;
   } while (no_descriptor && close_one(lock));
+  --opening_;
   if (fd < 0) {
     --open_;
+    note_change();
   }
-  return no_descriptor && in_use_ > 0 && !force ? kFull : fd;
+  return no_descriptor && in_use_ + opening_ > 0 && !force ? kFull : fd;
 }
 
 int FdPool::open_new(const std::function<int()>& open) {
@@ -109,6 +127,7 @@ void FdPool::drop(int fd) noexcept {
   ::close(fd);
   std::lock_guard lock(mutex_);
   --open_;
+  note_change();
 }
 
 void FdPool::remove(PooledFile& file) noexcept {
@@ -120,12 +139,11 @@ void FdPool::remove(PooledFile& file) noexcept {
     if (fd < 0) {
       return;
     }
-    --open_;
     if (file.may_close_) {
       unlink_idle(file);
     }
   }
-  ::close(fd);
+  drop(fd);
 }
 
 void FdPool::count_user(PooledFile& file) noexcept {
@@ -158,7 +176,7 @@ int FdPool::acquire(PooledFile& file, Patience patience) noexcept {
     if (fd != kFull || patience == Patience::kNever) {
       return fd == kFull ? EAGAIN : -fd;
     }
-    changed_.wait(lock, [this, seen = releases_] { return releases_ != seen; });
+    changed_.wait(lock, [this, seen = changes_] { return changes_ != seen; });
   }
 }
 
@@ -168,11 +186,10 @@ void FdPool::release(PooledFile& file) noexcept {
     return;
   }
   --in_use_;
-  ++releases_;
-  changed_.notify_all();
+  note_change();
   if (file.may_close_) {
     link_idle(file);
-    while (open_ > limit_ && close_one(lock)) {
+    while (open_ - closing_ > limit_ && close_one(lock)) {
     }
   }
 }

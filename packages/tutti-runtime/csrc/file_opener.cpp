@@ -136,14 +136,12 @@ std::unique_ptr<Target> FileOpener::open(const TargetUri& uri, bool writable) {
 
   bool direct = settings_.direct != DirectPolicy::kOff;
   // O_NONBLOCK: should a FIFO have taken the file's place meanwhile, open() does not wait for its other end.
-  // O_EXCL: of a block device, this is the kernel's own lock against mounts and other writers.
-  const bool exclusive = writable && S_ISBLK(info.st_mode);
-  const int flags =
-      (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (exclusive ? O_EXCL : 0);
-  const int fd = open_fd(path, flags, direct);
-  if (fd == -EBUSY && exclusive) {
-    throw SystemError(EBUSY, "the block device is in use: it is mounted, or another opener holds it", path);
+  std::shared_ptr<const void> claim;
+  if (writable && S_ISBLK(info.st_mode)) {
+    claim = settings_.claims->claim(path, info.st_rdev);
   }
+  const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+  const int fd = open_fd(path, flags, direct);
   if (fd == -ENOSYS && settings_.no_follow == NoFollow::kAll) {
     throw SystemError(ENOSYS, "nofollow=\"all\" needs openat2 (Linux 5.6); use nofollow=\"last\"", path);
   }
@@ -154,10 +152,11 @@ std::unique_ptr<Target> FileOpener::open(const TargetUri& uri, bool writable) {
   if (fd < 0) {
     refuse(-fd, "cannot open the target", path);
   }
-  return adopt(fd, uri, writable, direct);
+  return adopt(fd, uri, writable, direct, std::move(claim));
 }
 
-std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, bool writable, bool direct) {
+std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, bool writable, bool direct,
+                                          std::shared_ptr<const void> claim) {
   UniqueFd fd(descriptor, settings_.pool.get());
   const std::string& path = uri.path;
   struct stat info{};
@@ -165,6 +164,9 @@ std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, 
     refuse(errno, "cannot look at the opened target", path);
   }
   require_kind(info, uri.scheme == Scheme::kRaw, path);
+  if (writable && S_ISBLK(info.st_mode) && claim == nullptr) {
+    throw SystemError(ESTALE, "the path became a block device while it was opened", path);
+  }
   const std::uint64_t size = slice_size(uri, capacity_of(fd.get(), info, writable, path));
   // io_uring answers EAGAIN instead of waiting on a descriptor that is O_NONBLOCK.
   if (::fcntl(fd.get(), F_SETFL, direct ? O_DIRECT : 0) != 0) {
@@ -172,10 +174,12 @@ std::unique_ptr<Target> FileOpener::adopt(int descriptor, const TargetUri& uri, 
   }
   FileTarget::Details details;
   details.pool = settings_.pool;
+  details.claim = std::move(claim);
   details.is_device = S_ISBLK(info.st_mode);
   details.base = uri.offset;
   details.needed_size = uri.offset + size;
   details.identity = identity_of(fd.get(), info);
+  details.root = details.is_device ? info.st_rdev : info.st_dev;
   details.no_follow = settings_.no_follow;
   const bool may_fall_back = settings_.direct == DirectPolicy::kAuto;
   auto target =

@@ -47,7 +47,7 @@ TargetInfo FileTarget::info() const {
   info.path = path_;
   info.offset = details_.base;
   info.direct = direct();
-  info.root = details_.identity.device;
+  info.root = details_.root;
   info.inode = details_.identity.inode;
   return info;
 }
@@ -86,13 +86,20 @@ void FileTarget::end_use(Direction direction, bool succeeded) noexcept {
 }
 
 int FileTarget::reopen() noexcept {
+  // Looked at first, as when it was opened: another thing under this name may not like to be opened.
+  struct stat info{};
+  if (::lstat(path_.c_str(), &info) != 0) {
+    return -gone(errno);
+  }
+  if (!S_ISREG(info.st_mode) || info.st_ino != details_.identity.inode) {
+    return -ESTALE;
+  }
   const int mode = (writable() ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
   const int direct_flag = direct() ? O_DIRECT : 0;
   const int opened = open_no_follow(path_, mode | direct_flag, details_.no_follow);
   if (opened < 0) {
     return -gone(-opened);
   }
-  struct stat info{};
   int error = ::fstat(opened, &info) != 0 ? errno : 0;
   const bool same = error == 0 && S_ISREG(info.st_mode) && identity_of(opened, info) == details_.identity &&
                     static_cast<std::uint64_t>(info.st_size) >= details_.needed_size;

@@ -8,9 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-
-#include "tutti/runtime/error.hpp"
 
 namespace tutti::runtime::detail {
 namespace {
@@ -45,20 +42,6 @@ int open_no_follow(const std::string& path, int flags, NoFollow no_follow) noexc
     fd = ::open(path.c_str(), flags | O_NOFOLLOW);
   }
   return fd < 0 ? -errno : static_cast<int>(fd);
-}
-
-BlockDevice query_block_device(int fd, const std::string& path) {
-  BlockDevice device;
-  int logical_block = 0;
-  int read_only = 0;
-  if (::ioctl(fd, BLKGETSIZE64, &device.size) != 0 || ::ioctl(fd, BLKSSZGET, &logical_block) != 0 ||
-      ::ioctl(fd, BLKROGET, &read_only) != 0) {
-    const int error = errno;
-    throw SystemError(error, std::string("cannot ask the block device: ") + std::strerror(error), path);
-  }
-  device.logical_block = static_cast<std::uint32_t>(logical_block);
-  device.read_only = read_only != 0;
-  return device;
 }
 
 }  // namespace tutti::runtime::detail

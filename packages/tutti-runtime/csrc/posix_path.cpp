@@ -43,7 +43,9 @@ class PosixPath final : public DataPath {
 
   void submit(std::span<const IoOp> ops) override { pool_.submit(ops); }
   void shutdown() noexcept override { pool_.shutdown(); }
-  DataPathCaps caps() const override { return {"posix", opener_.policy_name(), {}, {}}; }
+  DataPathCaps caps() const override {
+    return {"posix", opener_.policy_name(), {}, {}, opener_.max_open_files()};
+  }
   std::uint64_t direct_fallbacks() const noexcept override { return opener_.fallbacks(); }
 
  private:

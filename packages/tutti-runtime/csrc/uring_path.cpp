@@ -159,7 +159,7 @@ class UringPath final : public DataPath {
 
   DataPathCaps caps() const override {
     std::lock_guard lock(mutex_);
-    return {"uring", opener_.policy_name(), used_, unused_};
+    return {"uring", opener_.policy_name(), used_, unused_, opener_.max_open_files()};
   }
   std::uint64_t direct_fallbacks() const noexcept override { return opener_.fallbacks(); }
 

@@ -70,9 +70,9 @@ py::dict caps(StorageRuntime& runtime) {
                   "direct"_a = caps.path.direct, "memory_alignment"_a = kMemoryAlignment,
                   "offset_alignment"_a = kIoAlignment, "length_alignment"_a = kIoAlignment,
                   "max_single_io_bytes"_a = kMaxSingleIoBytes, "max_batch_requests"_a = caps.max_in_flight,
-                  "max_in_flight"_a = caps.max_in_flight, "max_results"_a = caps.max_results,
-                  "memory_kinds"_a = py::list(py::make_tuple("host")), "device_execution"_a = false,
-                  "features_used"_a = caps.path.features_used,
+                  "max_in_flight"_a = caps.max_in_flight, "max_open_files"_a = caps.path.max_open_files,
+                  "max_results"_a = caps.max_results, "memory_kinds"_a = py::list(py::make_tuple("host")),
+                  "device_execution"_a = false, "features_used"_a = caps.path.features_used,
                   "features_unused"_a = caps.path.features_unused);
 }
 

@@ -107,6 +107,7 @@ struct DataPathCaps {
   std::string direct;                                  ///< policy in force: "auto", "on", "off" or "none"
   std::map<std::string, std::string> features_used;    ///< feature -> what for
   std::map<std::string, std::string> features_unused;  ///< feature -> why not
+  std::uint32_t max_open_files = 0;                    ///< descriptors of targets that are kept; 0: none
 };
 
 /// Says which operations are meant.

@@ -86,6 +86,7 @@ class FdPool {
   void link_idle(PooledFile& file) noexcept;
   void unlink_idle(PooledFile& file) noexcept;
   bool close_one(Lock& lock) noexcept;
+  void note_change() noexcept;
   void make_room(Lock& lock) noexcept;
   void count_user(PooledFile& file) noexcept;
   int open_with_room(Lock& lock, const std::function<int()>& open, bool force);
@@ -93,9 +94,11 @@ class FdPool {
   const std::uint32_t limit_;
   mutable std::mutex mutex_;  ///< guards everything below and the private part of every file
   std::condition_variable changed_;
-  std::uint32_t open_ = 0;
-  std::uint32_t in_use_ = 0;    ///< files with users
-  std::uint64_t releases_ = 0;  ///< files that lost their last user
+  std::uint32_t open_ = 0;     ///< descriptors that exist or are about to
+  std::uint32_t closing_ = 0;  ///< of those, the ones that a thread is closing to make room
+  std::uint32_t in_use_ = 0;   ///< files with users
+  std::uint32_t opening_ = 0;  ///< descriptors that are about to exist
+  std::uint64_t changes_ = 0;  ///< moments at which a descriptor may have become free
   std::uint64_t closed_ = 0;
   std::uint64_t reopened_ = 0;
   PooledFile* oldest_ = nullptr;

@@ -8,6 +8,7 @@
 
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/block_device.hpp"
 #include "tutti/runtime/detail/fd_pool.hpp"
 #include "tutti/runtime/detail/open_file.hpp"
 
@@ -19,11 +20,13 @@ class FileTarget final : public Target, public PooledFile {
  public:
   /// What else there is to know of a file that was opened by FileOpener.
   struct Details {
-    std::shared_ptr<FdPool> pool;  ///< null: the descriptor stays open
+    std::shared_ptr<FdPool> pool;       ///< null: the descriptor stays open
+    std::shared_ptr<const void> claim;  ///< of a device that is written
     bool is_device = false;
     std::uint64_t base = 0;         ///< where the target begins in the file
     std::uint64_t needed_size = 0;  ///< the least that the file must hold to be the same
     FileIdentity identity;
+    std::uint64_t root = 0;  ///< number of the block device that the bytes are on
     NoFollow no_follow = NoFollow::kLast;
   };
 
@@ -58,11 +61,12 @@ class FileTarget final : public Target, public PooledFile {
   const Details details_;
 };
 
-/// How files are opened. A policy alone is the usual case.
+/// How files are opened. A policy alone is the usual case. Copies share their pool and claims.
 struct FileSettings {
   DirectPolicy direct = DirectPolicy::kAuto;
   NoFollow no_follow = NoFollow::kLast;
-  std::shared_ptr<FdPool> pool;  ///< shared by all data paths of a runtime; null: no limit
+  std::shared_ptr<FdPool> pool;  ///< null: no limit
+  std::shared_ptr<DeviceClaims> claims = std::make_shared<DeviceClaims>();
 
   FileSettings(DirectPolicy policy) : direct(policy) {}  // NOLINT(google-explicit-constructor)
 };
@@ -83,10 +87,14 @@ class FileOpener {
     return fallbacks_.load(std::memory_order_relaxed);
   }
   [[nodiscard]] std::string policy_name() const;
+  [[nodiscard]] std::uint32_t max_open_files() const noexcept {
+    return settings_.pool != nullptr ? settings_.pool->counts().limit : 0;
+  }
 
  private:
   int open_fd(const std::string& path, int flags, bool& direct);
-  std::unique_ptr<Target> adopt(int fd, const TargetUri& uri, bool writable, bool direct);
+  std::unique_ptr<Target> adopt(int fd, const TargetUri& uri, bool writable, bool direct,
+                                std::shared_ptr<const void> claim);
 
   const FileSettings settings_;
   std::atomic<std::uint64_t> fallbacks_{0};

@@ -27,14 +27,4 @@ struct FileIdentity {
 /// -errno; -ENOSYS for kAll on a kernel without openat2 (older than 5.6).
 [[nodiscard]] int open_no_follow(const std::string& path, int flags, NoFollow no_follow) noexcept;
 
-/// A block device's facts, by ioctl.
-struct BlockDevice {
-  std::uint64_t size = 0;
-  std::uint32_t logical_block = 0;
-  bool read_only = false;
-};
-
-/// @throws SystemError with the path
-[[nodiscard]] BlockDevice query_block_device(int fd, const std::string& path);
-
 }  // namespace tutti::runtime::detail
