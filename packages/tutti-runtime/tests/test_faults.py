@@ -7,12 +7,14 @@ import errno
 import logging
 import mmap
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from loop_kit import MIB, Loops
 from runtime_kit import (
     ALIGN,
     KIB,
@@ -308,3 +310,63 @@ def test_a_refused_memlock_is_no_failure(name: str, tmp_path: Path) -> None:
     printed = child(code, name)
     assert printed.startswith("[0]")
     assert ("RLIMIT_MEMLOCK" in printed) == (name == "uring")
+
+
+@pytest.mark.root
+def test_a_used_up_quota_fails_the_items_that_exceed_it(
+    file_pair: tuple[str, str], loops: Loops, make_setup: Callable[..., Setup]
+) -> None:
+    device = loops.mount("btrfs", 128 * MIB)
+    assert device.folder is not None
+    folder = device.folder / "limited"
+    for command in (
+        ["btrfs", "quota", "enable", str(device.folder)],
+        ["btrfs", "subvolume", "create", str(folder)],
+        ["btrfs", "qgroup", "limit", "2M", str(folder)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"no quota here: {done.stderr.strip()}")
+    setup = make_setup(file_pair, folder)
+    buffer, memory = setup.memory(256 * KIB)
+    target = setup.target(8 * MIB)
+    expected = buffer.fill_random(1)
+    status = []
+    for place in range(16):
+        rows = batch(request(tr.WRITE, memory, 0, target, place * 256 * KIB, 256 * KIB))
+        status.append(int(run(setup.runtime, rows).status[0]))
+        run(setup.runtime, batch(request(tr.FLUSH, 0, 0, target, 0, 0)))
+    assert set(status) == {0, errno.EDQUOT}, status
+    assert status[0] == 0
+    buffer.bytes[:] = 0
+    run(setup.runtime, batch(request(tr.READ, memory, 0, target, 0, 256 * KIB)))
+    assert np.array_equal(buffer.bytes, expected)
+
+
+@pytest.mark.root
+def test_a_drive_that_fails_below_a_file_system(
+    file_pair: tuple[str, str], loops: Loops, make_setup: Callable[..., Setup]
+) -> None:
+    """Half of the drive goes away: its files fail, the others go on, and all is well when it is back."""
+    device = loops.mount("ext4", 32 * MIB, mkfs=("-b", "4096", "-O", "^has_journal"))
+    folder = device.folder
+    assert folder is not None
+    setup = make_setup(file_pair, folder)
+    buffer, memory = setup.memory(MIB)
+    expected = buffer.fill_random(2)
+    targets = [setup.target(MIB) for _ in range(24)]
+    for target in targets:
+        run(setup.runtime, batch(request(tr.WRITE, memory, 0, target, 0, MIB)))
+        run(setup.runtime, batch(request(tr.FLUSH, 0, 0, target, 0, 0)))
+    Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    content = device.image.read_bytes()
+    os.truncate(device.image, 16 * MIB)
+    outcome = []
+    for target in targets:
+        done = run(setup.runtime, batch(request(tr.READ, memory, 0, target, 0, MIB)))
+        outcome.append(int(done.status[0]))
+        if outcome[-1] == 0:
+            assert np.array_equal(buffer.bytes, expected)
+    assert set(outcome) == {0, errno.EIO}
+    device.image.write_bytes(content)
+    assert run(setup.runtime, batch(request(tr.READ, memory, 0, targets[0], 0, MIB))).status.tolist() == [0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_kit import KIB, PAGE, Setup, batch, open_files, request, run
+from runtime_kit import KIB, PAGE, Setup, batch, make, open_files, request, run
 
 import tutti_runtime as tr
 
@@ -242,3 +242,64 @@ def test_the_same_file_twice_is_two_targets(setup: Setup) -> None:
     buffer.bytes[:] = 0
     run(setup.runtime, batch(request(tr.READ, memory, 0, two, 0, SIZE)))
     assert np.array_equal(buffer.bytes, expected)
+
+
+def test_a_large_batch_keeps_its_order(file_setup: Setup) -> None:
+    uris: list[object] = []
+    for i in range(300):
+        (file_setup.folder / f"many-{i}").write_bytes(bytes(PAGE * (1 + i % 7)))
+        uris.append((file_setup.folder / f"many-{i}").as_uri())
+    uris[7] = "file:///missing/file"
+    uris[150] = None
+    uris[299] = "bad"
+    before = open_files()
+    results = file_setup.runtime.open_batch(uris)  # type: ignore[arg-type]
+    failed = {i: type(result.error) for i, result in enumerate(results) if result.error is not None}
+    assert failed == {7: FileNotFoundError, 150: TypeError, 299: tr.InvalidUriError}
+    for i, result in enumerate(results):
+        if result.target is not None:
+            facts = file_setup.runtime.query(result.target)
+            assert (facts["uri"], facts["size"]) == (uris[i], PAGE * (1 + i % 7))
+    assert open_files() == before + 297
+    file_setup.runtime.close_batch([result.target for result in results if result.target is not None])
+    assert open_files() == before
+    assert file_setup.runtime.open_batch([]) == []
+
+
+def test_query_says_what_was_opened(setup: Setup) -> None:
+    uri = setup.uri(SIZE)
+    target = setup.runtime.open(uri, writable=False)
+    facts = setup.runtime.query(target)
+    assert facts["uri"] == uri
+    assert facts["kind"] == ("memory" if setup.name == "memory" else "file")
+    assert (facts["size"], facts["offset"], facts["writable"]) == (SIZE, 0, False)
+    assert facts["direct"] == (setup.direct == "on")
+    if setup.name != "memory":
+        assert facts["root"] == setup.folder.stat().st_dev
+        assert Path(facts["path"]).parent == setup.folder
+    setup.runtime.close(target)
+    with pytest.raises(tr.InvalidHandleError):
+        setup.runtime.query(target)
+
+
+def test_symbolic_links_above_the_file(file_pair: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "data").write_bytes(bytes(SIZE))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "last").symlink_to(tmp_path / "real" / "data")
+    plain = (tmp_path / "real" / "data").as_uri()
+    through = f"{tmp_path.as_uri()}/link/data"
+    last = f"{tmp_path.as_uri()}/real/last"
+    make(*file_pair, tmp_path).shutdown()  # skips where this path cannot be had
+    name, direct = file_pair
+    with tr.make_file_runtime(data_path=name, direct=direct) as runtime:
+        runtime.open(plain)
+        runtime.open(through)
+        with pytest.raises(OSError, match="symbolic link"):
+            runtime.open(last)
+    with tr.make_file_runtime(data_path=name, direct=direct, nofollow="all") as runtime:
+        runtime.open(plain)
+        for uri in (through, last, f"striped://data?roots={tmp_path}/link"):
+            with pytest.raises(OSError, match="symbolic link") as caught:
+                runtime.open(uri)
+            assert caught.value.errno == errno.ELOOP
