@@ -14,8 +14,17 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def test_readme_example_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text("utf-8"), re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
+    examples = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text("utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {})
+
+
+def test_readme_s_support_table_is_that_of_now() -> None:
+    module = runpy.run_path(str(PACKAGE / "tests" / "support_table.py"))
+    text = (PACKAGE / "README.md").read_text("utf-8")
+    assert "| NO |" not in text
+    assert module["updated"](text) == text, "run `python tests/support_table.py --write`"
 
 
 def test_readme_lists_the_vectors_that_are_tested() -> None:
