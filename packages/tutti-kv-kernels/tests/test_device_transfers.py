@@ -268,7 +268,7 @@ def test_operators_keep_torch_s_rules_on_the_device(operator: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "pageable ids": (lambda t, i, s: t.gather(i.cpu(), s), "block_ids must be on CUDA device 0 or in pinned"),
+    "pageable slots": (lambda t, i, s: t.gather(i, s.cpu()), "slots must be on CUDA device 0 or in pinned"),
     "ids of another dtype": (lambda t, i, s: t.gather(i.int(), s), "block_ids must be a contiguous Long"),
     "too many blocks": (lambda t, i, s: t.gather(i.view(6, 4), s[:6]), "slot_bytes 32768 is too small"),
     "rows": (lambda t, i, s: t.gather(i[:5].contiguous(), s), "block_ids must have a row for each"),
@@ -305,6 +305,83 @@ def test_a_workspace_serves_launch_after_launch() -> None:
         sums = torch.zeros(12, dtype=torch.int64, device="cuda")
         transfer.gather(ids, slots, checksums=sums)
         assert sums.equal(expected)
+
+
+@given(case=draw_layered(), place=st.sampled_from(PLACES), data=st.data())
+def test_copy_engines_move_the_same_bytes(case: Layered, place: str, data: st.DataObject) -> None:
+    ids = case.ids.clone()
+    if data.draw(st.booleans(), label="missing"):
+        ids[0, 0] = -1
+    window = case.poisoned_window()
+    options = {"layers": case.layers, "missing_blocks": True}
+    sums = case.cache.gather(ids, window, case.slots, case.slot_bytes, **options)
+    moved = placed(case.poisoned_window(), place)
+    found = torch.zeros_like(sums).cuda()
+    status = torch.full(sums.shape, 9, dtype=torch.int32).cuda()
+    stream = torch.cuda.Stream() if data.draw(st.booleans(), label="own stream") else None
+    with torch.cuda.stream(stream):
+        transfer = DeviceTransfer(on_device(case.cache), moved, case.slot_bytes)
+        engine = {"mover": tk.Mover.COPY_ENGINE}
+        transfer.gather(ids, case.slots, checksums=found, status=status, **options, **engine)
+        torch.cuda.synchronize()
+        assert moved.cpu().equal(window)
+        assert found.cpu().equal(sums)
+        target = on_device(case.cache, fill=POISON)
+        back = DeviceTransfer(target, moved, case.slot_bytes)
+        found[0] ^= 1
+        arguments = {"checksums": found, "status": status.fill_(9), "verify": Verify.FUSED, **engine}
+        back.scatter(ids, case.slots, layers=case.layers, **arguments)
+        torch.cuda.synchronize()
+    assert status.tolist() == [1] + [0] * (len(case.slots) - 1)
+    expected = case.poisoned_copy(ids)
+    assert [storage.cpu().tolist() for storage in target.storages] == [e.tolist() for e in expected]
+
+
+@pytest.mark.parametrize(
+    ("ids", "slots", "message"),
+    [
+        ([[0, 1], [2, 64]], [0, 1], "block_ids.1, 1. is 64, outside 0 to 63"),
+        ([[0, 1], [2, -1]], [0, 1], "block_ids.1, 1. is -1"),
+        ([[0, 1], [2, 3]], [0, 32], "slots.1. is 32, outside the window's 32 slots"),
+        ([[0, 1], [2, 3]], [1, 1], "slots repeat a slot"),
+    ],
+)
+def test_copy_engines_refuse_bad_ids_before_anything_is_started(
+    ids: list[list[int]], slots: list[int], message: str
+) -> None:
+    cache, window, *_ = simple_case()
+    transfer = DeviceTransfer(cache, window, 32768)
+    with pytest.raises(ValueError, match=message):
+        transfer.gather(torch.tensor(ids), torch.tensor(slots), mover=tk.Mover.COPY_ENGINE)
+    torch.cuda.synchronize()
+    assert (window == POISON).all()
+
+
+def test_the_mover_is_chosen_by_costs_that_can_be_given() -> None:
+    cache, window, ids, slots = simple_case()
+    fast, slow = tk.MoverCosts(1, ((4096, 1e6),)), tk.MoverCosts(100, ((4096, 1e3),))
+    for costs, mover in (
+        (tk.TransferCosts(fast, fast, slow, slow), tk.Mover.KERNEL),
+        (tk.TransferCosts(slow, slow, fast, fast), tk.Mover.COPY_ENGINE),
+    ):
+        transfer = DeviceTransfer(cache, window, 32768, costs=costs)
+        transfer.gather(ids.cpu(), slots.cpu())
+        assert transfer.decision.mover is mover
+        assert "393216 bytes in 24 runs" in transfer.decision.reason
+        assert window.view(32, 32768)[slots].equal(packed(cache, ids))
+        transfer.gather(ids, slots)
+        assert transfer.decision == tk.Decision(tk.Mover.KERNEL, "the ids are known on the device only")
+    with pytest.raises(ValueError, match="copy engines cannot move this transfer: the ids are known"):
+        transfer.gather(ids, slots, mover=tk.Mover.COPY_ENGINE)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_costs_are_measured_once(pinned: bool) -> None:
+    costs = tk.measure_costs(0, pinned)
+    for part in (costs.kernel_gather, costs.kernel_scatter, costs.copy_gather, costs.copy_scatter):
+        assert part.start_us > 0
+        assert all(rate > 0 for _, rate in part.rates)
+    assert tk.measure_costs(0, pinned) is costs
 
 
 def test_tokens_outside_the_range_stay_on_the_device_too() -> None:

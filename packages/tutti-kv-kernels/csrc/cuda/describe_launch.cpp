@@ -14,14 +14,7 @@ void describe_shape(TransferLaunch& launch, const DeviceGeometry& geometry, cons
   const std::int64_t segments = tensors.slots.numel();
   const std::int64_t rows = tensors.block_ids.size(0);
   const std::int64_t columns = tensors.block_ids.size(1);
-  if (rows < 1 || segments % rows != 0 || columns < 1) {
-    refuse("block_ids must have a row for each of the ", segments,
-           " slots, or for every k-th part of them, got ", rows, " rows of ", columns);
-  }
-  if (geometry.block_bytes > geometry.window.slot_bytes / columns) {
-    refuse("slot_bytes ", geometry.window.slot_bytes, " is too small for a segment of ", columns,
-           " blocks of ", geometry.block_bytes, " bytes");
-  }
+  require_shape(geometry, segments, rows, columns);
   if (tensors.token_ranges.has_value() != (geometry.by_tokens != 0)) {
     refuse("token_ranges go with a geometry prepared by tokens, and only with one");
   }
@@ -36,6 +29,18 @@ void describe_shape(TransferLaunch& launch, const DeviceGeometry& geometry, cons
 }
 
 }  // namespace
+
+void require_shape(const DeviceGeometry& geometry, std::int64_t segments, std::int64_t rows,
+                   std::int64_t columns) {
+  if (rows < 1 || segments % rows != 0 || columns < 1) {
+    refuse("block_ids must have a row for each of the ", segments,
+           " slots, or for every k-th part of them, got ", rows, " rows of ", columns);
+  }
+  if (geometry.block_bytes > geometry.window.slot_bytes / columns) {
+    refuse("slot_bytes ", geometry.window.slot_bytes, " is too small for a segment of ", columns,
+           " blocks of ", geometry.block_bytes, " bytes");
+  }
+}
 
 DeviceGeometry prepare_geometry(const std::vector<Tensor>& storages, const Tensor& planes,
                                 const Tensor& window, std::int64_t slot_bytes, bool by_tokens) {

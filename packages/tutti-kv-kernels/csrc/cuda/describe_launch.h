@@ -30,6 +30,10 @@ inline constexpr std::int64_t kWorkspaceWords = sizeof(SegmentSums) / sizeof(std
 [[nodiscard]] DeviceGeometry prepare_geometry(const std::vector<Tensor>& storages, const Tensor& planes,
                                               const Tensor& window, std::int64_t slot_bytes, bool by_tokens);
 
+// What `rows` x `columns` ids must fulfil for `segments` slots. @throws std::invalid_argument.
+void require_shape(const DeviceGeometry& geometry, std::int64_t segments, std::int64_t rows,
+                   std::int64_t columns);
+
 // The pointers of a launch, every tensor checked. @throws std::invalid_argument likewise.
 [[nodiscard]] TransferLaunch describe_launch(const DeviceGeometry& geometry, const LaunchTensors& tensors);
 

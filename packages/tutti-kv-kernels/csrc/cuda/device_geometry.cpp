@@ -78,13 +78,13 @@ void lower_layer(DeviceGeometry& geometry, const Layer& layer, std::span<std::by
   lowered.block_tokens = narrow(layer.block_tokens, "the tokens of a block");
   std::int64_t granule = 0;
   for (const Plane& plane : planes_of(layer, geometry.by_tokens != 0)) {
-    geometry.table.planes[geometry.num_planes++] =
+    geometry.planes[geometry.num_planes++] =
         lower_plane(plane, bases, geometry.granule_shift, static_cast<std::uint32_t>(granule));
     granule += packed_bytes(plane) >> geometry.granule_shift;
   }
   lowered.end_plane = static_cast<std::uint32_t>(geometry.num_planes);
   lowered.block_granules = FastDivisor::of(narrow(granule, "a block's bytes, in granules,"));
-  geometry.table.layers[geometry.num_layers++] = lowered;
+  geometry.layers[geometry.num_layers++] = lowered;
   geometry.block_bytes = std::max(geometry.block_bytes, layer.block_bytes);
 }
 
@@ -104,10 +104,10 @@ DeviceGeometry make_device_geometry(const std::vector<Layer>& layers, std::span<
       runs.note(plane.run_bytes);
     }
   }
-  if (planes > static_cast<std::size_t>(LargeTable::kMaxPlanes) ||
-      layers.size() > static_cast<std::size_t>(LargeTable::kMaxLayers)) {
-    refuse("a launch on a CUDA device takes at most ", LargeTable::kMaxLayers, " layers with ",
-           LargeTable::kMaxPlanes, " planes, got ", layers.size(), " layers with ", planes,
+  if (planes > static_cast<std::size_t>(DeviceGeometry::kMaxPlanes) ||
+      layers.size() > static_cast<std::size_t>(DeviceGeometry::kMaxLayers)) {
+    refuse("a launch on a CUDA device takes at most ", DeviceGeometry::kMaxLayers, " layers with ",
+           DeviceGeometry::kMaxPlanes, " planes, got ", layers.size(), " layers with ", planes,
            "; use several calls");
   }
   for (std::size_t i = 0; by_tokens && i < layers.size(); ++i) {

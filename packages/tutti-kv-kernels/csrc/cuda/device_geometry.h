@@ -21,6 +21,10 @@ struct DeviceWindow {
 // Layers, storages and window of a launch in the form that kernels read. A plain value: it may be kept as
 // bytes and used for any number of launches, as long as the memory that it points to is there.
 struct DeviceGeometry {
+  static constexpr std::uint64_t kFormat = 0x7475747469646731ULL;
+  static constexpr int kMaxPlanes = 480;
+  static constexpr int kMaxLayers = 240;
+
   std::uint64_t format;  // kFormat
   std::int32_t device;
   std::int32_t num_planes;
@@ -30,10 +34,14 @@ struct DeviceGeometry {
   std::uint32_t by_tokens;
   std::int64_t block_bytes;  // of the layer with the largest blocks
   DeviceWindow window;
-  LargeTable table;  // the first num_planes and num_layers entries
+  TablePlane planes[kMaxPlanes];  // num_planes of them
+  TableLayer layers[kMaxLayers];  // num_layers of them
 
-  static constexpr std::uint64_t kFormat = 0x7475747469646731ULL;
   [[nodiscard]] std::int64_t num_slots() const noexcept { return window.bytes / window.slot_bytes; }
+  // Whether launches need a copy of this in the device's memory.
+  [[nodiscard]] bool is_large() const noexcept {
+    return num_planes > SmallTable::kMaxPlanes || num_layers > SmallTable::kMaxLayers || by_tokens != 0;
+  }
 };
 
 // Lowers `layers` whose storages begin at `bases`. With `by_tokens`, planes keep their token dimension.

@@ -2,6 +2,7 @@
 #include "enqueue.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "../message.h"
@@ -52,34 +53,40 @@ LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch,
 }  // namespace
 
 void enqueue(KernelMode mode, const DeviceGeometry& geometry, const TransferLaunch& launch,
-             std::int64_t num_sms) {
+             const LaunchOptions& options) {
   TransferLaunch shaped = launch;
-  const LaunchShape shape = shape_launch(geometry, shaped, num_sms, mode == KernelMode::kGather);
+  const LaunchShape shape = shape_launch(geometry, shaped, options.num_sms, mode == KernelMode::kGather);
   cudaError_t code = cudaSuccess;
-  if (geometry.num_planes <= SmallTable::kMaxPlanes && geometry.num_layers <= SmallTable::kMaxLayers &&
-      launch.token_ranges == nullptr) {
-    SmallTable table;
-    std::copy_n(geometry.table.planes, SmallTable::kMaxPlanes, table.planes);
-    std::copy_n(geometry.table.layers, SmallTable::kMaxLayers, table.layers);
+  if (geometry.is_large()) {
+    if (options.resident == nullptr) {
+      refuse("a geometry of ", geometry.num_layers, " layers with ", geometry.num_planes,
+             " planes, or of tokens, needs a copy of itself on the device (resident)");
+    }
+    const ResidentTable table{
+        reinterpret_cast<const TablePlane*>(options.resident + offsetof(DeviceGeometry, planes)),
+        reinterpret_cast<const TableLayer*>(options.resident + offsetof(DeviceGeometry, layers))};
     code = launch_transfer(mode, shape, shaped, table);
   } else {
-    code = launch_transfer(mode, shape, shaped, geometry.table);
+    SmallTable table;
+    std::copy_n(geometry.planes, SmallTable::kMaxPlanes, table.planes);
+    std::copy_n(geometry.layers, SmallTable::kMaxLayers, table.layers);
+    code = launch_transfer(mode, shape, shaped, table);
   }
   require_cuda(code, "launching a transfer");
 }
 
 void enqueue_scatter(Verify verify, const DeviceGeometry& geometry, TransferLaunch launch,
-                     std::int64_t num_sms) {
+                     const LaunchOptions& options) {
   launch.compare = 1;
   launch.missing_blocks = 1;
   if (verify == Verify::kBefore) {
-    enqueue(KernelMode::kSumSlots, geometry, launch, num_sms);
+    enqueue(KernelMode::kSumSlots, geometry, launch, options);
     launch.read_status = launch.status;
     launch.status = nullptr;
     launch.checksums = nullptr;
     launch.sums = nullptr;
   }
-  enqueue(KernelMode::kScatter, geometry, launch, num_sms);
+  enqueue(KernelMode::kScatter, geometry, launch, options);
 }
 
 }  // namespace tutti::kv

@@ -106,7 +106,7 @@ cudaError_t launch_transfer(KernelMode mode, const LaunchShape& shape, const Tra
 }
 
 cudaError_t launch_transfer(KernelMode mode, const LaunchShape& shape, const TransferLaunch& launch,
-                            const LargeTable& table) noexcept {
+                            const ResidentTable& table) noexcept {
   return launch.token_ranges == nullptr ? start_for_mode<false>(mode, shape, launch, table)
                                         : start_for_mode<true>(mode, shape, launch, table);
 }

@@ -26,6 +26,6 @@ struct LaunchShape {
 [[nodiscard]] cudaError_t launch_transfer(KernelMode mode, const LaunchShape& shape,
                                           const TransferLaunch& launch, const SmallTable& table) noexcept;
 [[nodiscard]] cudaError_t launch_transfer(KernelMode mode, const LaunchShape& shape,
-                                          const TransferLaunch& launch, const LargeTable& table) noexcept;
+                                          const TransferLaunch& launch, const ResidentTable& table) noexcept;
 
 }  // namespace tutti::kv

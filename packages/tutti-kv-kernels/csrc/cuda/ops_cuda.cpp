@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "../message.h"
+#include "copy_engine.h"
 #include "describe_launch.h"
 #include "driver.h"
 #include "enqueue.h"
@@ -19,6 +21,30 @@ namespace {
 OptionalTensor make_workspace(const Tensor& beside, std::int64_t segments) {
   const std::vector<std::int64_t> shape{segments * kWorkspaceWords};
   return torch::stable::new_zeros(beside, shape, ScalarType::Long);
+}
+
+// A copy of a large geometry on the device, from the same allocator. The host's copy is pageable: CUDA has
+// taken it over when the call returns.
+OptionalTensor make_resident(const Tensor& beside, const DeviceGeometry& geometry) {
+  if (!geometry.is_large()) {
+    return std::nullopt;
+  }
+  const cudaStream_t stream = current_stream(geometry.device);
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  require_cuda(cudaStreamIsCapturing(stream, &capturing), "asking whether a graph is captured");
+  if (capturing != cudaStreamCaptureStatusNone) {
+    refuse("a transfer of many layers or of tokens can be captured into a graph as a DeviceTransfer only");
+  }
+  const std::vector<std::int64_t> shape{sizeof(DeviceGeometry)};
+  Tensor resident = torch::stable::new_empty(beside, shape, ScalarType::Byte);
+  require_cuda(
+      cudaMemcpyAsync(resident.data_ptr(), &geometry, sizeof(geometry), cudaMemcpyHostToDevice, stream),
+      "copying the geometry to the device");
+  return resident;
+}
+
+LaunchOptions options_of(std::int64_t num_sms, const OptionalTensor& resident) {
+  return {num_sms, resident ? static_cast<const std::byte*>(resident->data_ptr()) : nullptr};
 }
 
 void require_repeats(const Tensor& block_ids, const Tensor& slots, std::int64_t repeats) {
@@ -48,7 +74,8 @@ void gather(const std::vector<Tensor>& storages, const Tensor& planes, const Opt
                                                      .status = std::nullopt,
                                                      .workspace = workspace});
   launch.missing_blocks = missing_blocks ? 1 : 0;
-  enqueue(KernelMode::kGather, geometry, launch, 0);
+  const OptionalTensor resident = make_resident(storages.front(), geometry);
+  enqueue(KernelMode::kGather, geometry, launch, options_of(0, resident));
 }
 
 void scatter(const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
@@ -64,6 +91,7 @@ void scatter(const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
     return;
   }
   const OptionalTensor workspace = make_workspace(storages.front(), slots.numel());
+  const OptionalTensor resident = make_resident(storages.front(), geometry);
   enqueue_scatter(Verify::kBefore, geometry,
                   describe_launch(geometry, {.block_ids = block_ids,
                                              .slots = slots,
@@ -73,7 +101,7 @@ void scatter(const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
                                              .checksums = checksums,
                                              .status = status,
                                              .workspace = workspace}),
-                  0);
+                  options_of(0, resident));
 }
 
 void device_prepare(const std::vector<Tensor>& storages, const Tensor& planes, const Tensor& window,
@@ -95,7 +123,7 @@ const DeviceGeometry& geometry_of(const Tensor& plan) {
 void device_gather(const Tensor& plan, const Tensor& block_ids, const Tensor& slots,
                    const OptionalTensor& layers, const OptionalTensor& token_ranges, bool missing_blocks,
                    const OptionalTensor& checksums, const OptionalTensor& status,
-                   const OptionalTensor& workspace, std::int64_t num_sms) {
+                   const OptionalTensor& workspace, const OptionalTensor& resident, std::int64_t num_sms) {
   const DeviceGeometry& geometry = geometry_of(plan);
   if (slots.numel() == 0) {
     return;
@@ -104,14 +132,14 @@ void device_gather(const Tensor& plan, const Tensor& block_ids, const Tensor& sl
   TransferLaunch launch = describe_launch(
       geometry, {block_ids, slots, layers, token_ranges, std::nullopt, checksums, status, workspace});
   launch.missing_blocks = missing_blocks ? 1 : 0;
-  enqueue(KernelMode::kGather, geometry, launch, num_sms);
+  enqueue(KernelMode::kGather, geometry, launch, options_of(num_sms, resident));
 }
 
 void device_scatter(const Tensor& plan, const Tensor& block_ids, const Tensor& slots,
                     const OptionalTensor& layers, const OptionalTensor& token_ranges,
                     const OptionalTensor& read_status, const OptionalTensor& checksums,
-                    const OptionalTensor& status, const OptionalTensor& workspace, std::int64_t verify,
-                    std::int64_t num_sms) {
+                    const OptionalTensor& status, const OptionalTensor& workspace,
+                    const OptionalTensor& resident, std::int64_t verify, std::int64_t num_sms) {
   const DeviceGeometry& geometry = geometry_of(plan);
   if (slots.numel() == 0) {
     return;
@@ -127,13 +155,13 @@ void device_scatter(const Tensor& plan, const Tensor& block_ids, const Tensor& s
   enqueue_scatter(how, geometry,
                   describe_launch(geometry, {block_ids, slots, layers, token_ranges, read_status, checksums,
                                              status, workspace}),
-                  num_sms);
+                  options_of(num_sms, resident));
 }
 
 void device_sum(const Tensor& plan, const Tensor& block_ids, const Tensor& slots,
                 const OptionalTensor& layers, const OptionalTensor& read_status, const Tensor& checksums,
-                const OptionalTensor& status, const Tensor& workspace, bool of_slots, bool compare,
-                std::int64_t num_sms) {
+                const OptionalTensor& status, const Tensor& workspace, const OptionalTensor& resident,
+                bool of_slots, bool compare, std::int64_t num_sms) {
   const DeviceGeometry& geometry = geometry_of(plan);
   if (slots.numel() == 0) {
     return;
@@ -143,8 +171,50 @@ void device_sum(const Tensor& plan, const Tensor& block_ids, const Tensor& slots
       geometry, {block_ids, slots, layers, std::nullopt, read_status, checksums, status, workspace});
   launch.compare = compare ? 1 : 0;
   launch.missing_blocks = 1;
-  enqueue(of_slots ? KernelMode::kSumSlots : KernelMode::kSumPages, geometry, launch, num_sms);
+  enqueue(of_slots ? KernelMode::kSumSlots : KernelMode::kSumPages, geometry, launch,
+          options_of(num_sms, resident));
 }
+
+template <typename T>
+std::span<const T> host_numbers(const OptionalTensor& tensor, ScalarType dtype,
+                                std::initializer_list<std::int64_t> shape, const char* name) {
+  if (!tensor) {
+    return {};
+  }
+  require_layout(*tensor, dtype, shape, name);
+  if (!tensor->is_cpu()) {
+    refuse(name, " must be on the CPU: copy engines are given addresses by the host");
+  }
+  return {static_cast<const T*>(tensor->data_ptr()), static_cast<std::size_t>(tensor->numel())};
+}
+
+void device_copy(const Tensor& plan, const Tensor& block_ids, const Tensor& slots,
+                 const OptionalTensor& layers, const OptionalTensor& read_status, bool to_slots,
+                 bool missing_blocks) {
+  const DeviceGeometry& geometry = geometry_of(plan);
+  const std::int64_t n = slots.numel();
+  if (n == 0) {
+    return;
+  }
+  HostSegments segments{
+      .slots = host_numbers<std::int64_t>(slots, ScalarType::Long, {n}, "slots"),
+      .layers = host_numbers<std::int64_t>(layers, ScalarType::Long, {n}, "layers"),
+      .read_status = host_numbers<std::int32_t>(read_status, ScalarType::Int, {n}, "read_status"),
+      .block_ids = host_numbers<std::int64_t>(block_ids, ScalarType::Long, {-1, -1}, "block_ids"),
+      .rows = block_ids.size(0),
+      .columns = block_ids.size(1)};
+  require_shape(geometry, n, segments.rows, segments.columns);
+  if (geometry.by_tokens != 0) {
+    refuse("the copy engines move whole blocks; a geometry prepared by tokens needs the kernel");
+  }
+  const CopyRuns runs = collect_runs(geometry, segments, to_slots, missing_blocks);
+  const DeviceScope scope(geometry.device);
+  start_copies(runs, to_slots, current_stream(geometry.device));
+}
+
+std::int64_t device_runs_per_block(const Tensor& plan) { return most_runs_per_block(geometry_of(plan)); }
+
+bool device_needs_resident(const Tensor& plan) { return geometry_of(plan).is_large(); }
 
 std::int64_t device_plan_bytes() { return sizeof(DeviceGeometry); }
 
@@ -158,24 +228,39 @@ std::int64_t device_plan_bytes() { return sizeof(DeviceGeometry); }
 //            arguments, so they are not for traced code
 // all others on the device, or in pinned host memory (workspace: on the device)
 // workspace  int64 [3 n], zeros before the first launch, and left as zeros; one launch at a time may use it
+// resident   a copy of plan on the device, where the plan needs one (device_needs_resident)
 // num_sms    0: the whole device, else so many multiprocessors
 STABLE_TORCH_LIBRARY_FRAGMENT(tutti_kv_kernels, m) {
   m.def("device_plan_bytes() -> int");
+  m.def("device_runs_per_block(Tensor plan) -> int");
+  m.def("device_needs_resident(Tensor plan) -> bool");
   m.def(
       "device_prepare(Tensor[] storages, Tensor planes, Tensor window, int slot_bytes, bool by_tokens, "
       "Tensor(a!) plan) -> ()");
   m.def(
       "device_gather(Tensor plan, Tensor block_ids, Tensor slots, Tensor? layers, Tensor? token_ranges, "
       "bool missing_blocks, Tensor(a!)? checksums, Tensor(b!)? status, Tensor(c!)? workspace, "
-      "int num_sms) -> ()");
+      "Tensor? resident, int num_sms) -> ()");
   m.def(
       "device_scatter(Tensor plan, Tensor block_ids, Tensor slots, Tensor? layers, Tensor? token_ranges, "
-      "Tensor? read_status, Tensor? checksums, Tensor(a!)? status, Tensor(b!)? workspace, int verify, "
+      "Tensor? read_status, Tensor? checksums, Tensor(a!)? status, Tensor(b!)? workspace, Tensor? resident, "
+      "int verify, "
       "int num_sms) -> ()");
   m.def(
       "device_sum(Tensor plan, Tensor block_ids, Tensor slots, Tensor? layers, Tensor? read_status, "
-      "Tensor(a!) checksums, Tensor(b!)? status, Tensor(c!) workspace, bool of_slots, bool compare, "
+      "Tensor(a!) checksums, Tensor(b!)? status, Tensor(c!) workspace, Tensor? resident, bool of_slots, bool "
+      "compare, "
       "int num_sms) -> ()");
+  m.def(
+      "device_copy(Tensor plan, Tensor block_ids, Tensor slots, Tensor? layers, Tensor? read_status, "
+      "bool to_slots, bool missing_blocks) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tutti_kv_kernels, CPU, m) {
+  // Its ids are on the host; what it moves is on the device.
+  m.impl("device_copy", TORCH_BOX(&tutti::kv::device_copy));
+  m.impl("device_needs_resident", TORCH_BOX(&tutti::kv::device_needs_resident));
+  m.impl("device_runs_per_block", TORCH_BOX(&tutti::kv::device_runs_per_block));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tutti_kv_kernels, CompositeExplicitAutograd, m) {

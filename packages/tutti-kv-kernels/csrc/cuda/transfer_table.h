@@ -58,17 +58,20 @@ struct TableLayer {
   FastDivisor block_granules;
 };
 
-// Passed by value as a kernel parameter, so that a launch needs neither an upload nor memory of its own.
-template <int kPlanes, int kLayers>
-struct TransferTable {
-  static constexpr int kMaxPlanes = kPlanes;
-  static constexpr int kMaxLayers = kLayers;
-  TablePlane planes[kPlanes];
-  TableLayer layers[kLayers];
+// A table that travels as a kernel parameter: such a launch needs no memory of its own.
+struct SmallTable {
+  static constexpr int kMaxPlanes = 8;
+  static constexpr int kMaxLayers = 4;
+  TablePlane planes[kMaxPlanes];
+  TableLayer layers[kMaxLayers];
 };
-using SmallTable = TransferTable<8, 4>;
-// 32,764 bytes of parameters are allowed since CUDA 12.1 (programming guide, __global__ function parameters).
-using LargeTable = TransferTable<252, 128>;
+
+// A table in the device's memory. Parameters could hold some hundred planes too, but copying them costs the
+// host several microseconds a launch.
+struct ResidentTable {
+  const TablePlane* planes;
+  const TableLayer* layers;
+};
 
 // The part of a segment's tokens that is moved.
 struct TokenWindow {

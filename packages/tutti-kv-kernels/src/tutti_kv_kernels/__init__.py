@@ -2,7 +2,8 @@
 """Checksummed gather and scatter between a paged KV cache and packed staging segments."""
 
 from tutti_kv_kernels.cache import PagedCache
-from tutti_kv_kernels.device import DeviceTransfer, Verify, has_cuda_kernels
+from tutti_kv_kernels.costs import Decision, Mover, MoverCosts, TransferCosts
+from tutti_kv_kernels.device import DeviceTransfer, Verify, has_cuda_kernels, measure_costs
 from tutti_kv_kernels.errors import LayoutError
 from tutti_kv_kernels.layout import PagedLayout
 from tutti_kv_kernels.layouts import FORMATS, KV_CACHE_LAYOUTS, Format
@@ -16,19 +17,24 @@ __all__ = [
     "CHECKSUM_NAME",
     "FORMATS",
     "KV_CACHE_LAYOUTS",
+    "Decision",
     "DeviceTransfer",
     "Format",
     "LayoutError",
+    "Mover",
+    "MoverCosts",
     "PagedCache",
     "PagedLayout",
     "Plane",
     "ScatterStatus",
+    "TransferCosts",
     "Verify",
     "__version__",
     "checksum",
     "gather",
     "gather_into",
     "has_cuda_kernels",
+    "measure_costs",
     "scatter",
     "storage_bytes",
 ]
