@@ -29,7 +29,7 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
 
     Columns (``Residents``) are read as columns. A record whose place the index does not have is left out.
     """
-    found = records if isinstance(records, Residents) else as_columns(records)
+    found = records if isinstance(records, Residents) else as_columns(records, index.capacity)
     if not len(found):
         return 0
     generations = found.generations
@@ -58,9 +58,10 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
     return number
 
 
-def as_columns(records: Iterable[Record]) -> Residents:
-    """Return records as columns."""
+def as_columns(records: Iterable[Record], num_slots: int) -> Residents:
+    """Return records as columns, with checksums for that many places or as many as they name."""
     rows = [as_row(record) for record in records]
     ranks, width = (rows[0][3], len(rows[0][4])) if rows else (1, 0)
-    table = ChecksumTable(max((row[0] for row in rows), default=-1) + 1, ranks, width // ranks)
+    num_slots = max([num_slots, *(row[0] + 1 for row in rows)])
+    table = ChecksumTable(num_slots, ranks, width // ranks)
     return Residents.from_rows(rows, table)

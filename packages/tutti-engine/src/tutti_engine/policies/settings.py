@@ -60,9 +60,7 @@ class PolicySettings:
         if quota is not None and (
             isinstance(quota, bool) or not isinstance(quota, (int, float)) or not 0 < quota <= 1
         ):
-            raise ValueError(
-                f"tenant_quota must be a share above 0 and at most 1, such as 0.25, not {quota!r}"
-            )
+            raise ValueError(f"tenant_quota must be a share above 0, at most 1, such as 0.25, not {quota!r}")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of ``tutti``."""
+
+from __future__ import annotations
+
+import typer
+
+from tutti_engine.cli.simulate import simulate
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="tutti",
+    help="Tools around Tutti's store of KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(simulate)
+
+
+@app.callback()
+def tutti() -> None:
+    """Tools around Tutti's store of KV cache."""

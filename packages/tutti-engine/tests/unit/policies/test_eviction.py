@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each policy of eviction keeps of the same prompts."""
+
+import pytest
+
+from tutti_engine.chunk_index import ChunkIndex
+from tutti_engine.policies.settings import EVICTIONS, PolicySettings
+from tutti_engine.simulator.replay import Replay, replay
+from tutti_engine.simulator.synthetic import make_trace
+from tutti_engine.simulator.trace import unique_blocks
+
+
+def store(index, *keys):
+    use = index.begin(keys)
+    parent = None
+    for key in keys:
+        if index.get(key) is None:
+            entry = index.reserve(key, parent, use)
+            index.commit(entry, (b"8 bytes.",))
+        parent = key
+
+
+def stored(index, keys):
+    return {key for key in keys if index.get(key)}
+
+
+def test_lru_takes_the_prompt_that_was_used_longest_ago_from_its_end():
+    index = ChunkIndex(range(6), policy=EVICTIONS["lru"]())
+    store(index, b"a", b"aa", b"aaa")
+    store(index, b"b", b"bb", b"bbb")
+    index.begin([b"a", b"aa", b"aaa"])
+    index.evict(2)
+    assert stored(index, [b"a", b"aa", b"aaa", b"b", b"bb", b"bbb"]) == {b"a", b"aa", b"aaa", b"b"}
+    index.evict(2)
+    assert stored(index, [b"a", b"aa", b"aaa"]) == {b"a", b"aa"}
+
+
+def test_s3fifo_takes_what_was_used_once_before_what_was_used_twice():
+    index = ChunkIndex(range(20), policy=EVICTIONS["s3fifo"]())
+    store(index, b"often")
+    index.begin([b"often"])
+    for number in range(19):
+        store(index, b"%d" % number)
+    index.evict(12)
+    assert index.get(b"often")
+
+
+def test_s3fifo_trusts_a_chunk_that_came_back_soon():
+    index = ChunkIndex(range(20), policy=EVICTIONS["s3fifo"]())
+    for number in range(20):
+        store(index, b"%d" % number)
+    index.evict(1)
+    index.give_back([entry.chunk_id for entry in index.take_leaving()])
+    store(index, b"0")  # the oldest, which was just thrown out
+    index.evict(17)
+    assert index.get(b"0")
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_what_was_stored_before_goes_in_order_of_use(policy):
+    from tutti_engine.catalogue_residents import ChecksumTable
+
+    index = ChunkIndex(range(4), policy=EVICTIONS[policy]())
+    keys = [b"old", b"mid", b"new"]
+    index.restore(keys, [2, 0, 3], [10, 20, 30], bytes(3), [0] * 3, ChecksumTable(4, 1, 8))
+    assert index.free == 1 and index.lookup_prefix([b"new"]) == 1
+    index.evict(1)
+    index.evict(1)
+    assert [entry.key for entry in index.take_leaving()] == [b"old", b"mid"]
+    store(index, b"x")
+    assert index.get(b"x")
+
+
+@pytest.mark.parametrize("kind", ["chat", "documents", "scans"])
+def test_the_default_hits_more_than_lru_where_room_is_scarce(kind):
+    requests = make_trace(kind, 1000, seed=11)
+    capacity = unique_blocks(requests) // 20
+    rates = {
+        name: replay(requests, Replay(capacity, PolicySettings(eviction=name))).block_hit_rate
+        for name in ("lru", PolicySettings().eviction)
+    }
+    assert rates[PolicySettings().eviction] > 1.05 * rates["lru"]
+
+
+def test_the_default_writes_less_where_nothing_stays_long_enough():
+    requests = make_trace("scans", 1000, seed=12)
+    capacity = unique_blocks(requests) // 50
+    default, lru = (
+        replay(requests, Replay(capacity, PolicySettings(eviction=name)))
+        for name in (PolicySettings().eviction, "lru")
+    )
+    assert default.written_bytes < lru.written_bytes
+    assert default.block_hit_rate > lru.block_hit_rate
