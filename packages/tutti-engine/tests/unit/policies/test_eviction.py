@@ -73,7 +73,7 @@ def test_what_was_stored_before_goes_in_order_of_use(policy):
 
 @pytest.mark.parametrize("kind", ["chat", "documents", "scans"])
 def test_the_default_hits_more_than_lru_where_room_is_scarce(kind):
-    requests = make_trace(kind, 1000, seed=11)
+    requests = make_trace(kind, 1500, seed=11)
     capacity = unique_blocks(requests) // 20
     rates = {
         name: replay(requests, Replay(capacity, PolicySettings(eviction=name))).block_hit_rate
@@ -83,7 +83,7 @@ def test_the_default_hits_more_than_lru_where_room_is_scarce(kind):
 
 
 def test_the_default_writes_less_where_nothing_stays_long_enough():
-    requests = make_trace("scans", 1000, seed=12)
+    requests = make_trace("scans", 1500, seed=12)
     capacity = unique_blocks(requests) // 50
     default, lru = (
         replay(requests, Replay(capacity, PolicySettings(eviction=name)))
