@@ -110,3 +110,29 @@ def test_only_a_fraction_is_verified_when_that_is_asked_for(rig):
 def test_a_mover_that_always_verifies_does_not_pretend_to_sample(rig):
     with pytest.raises(ValueError, match=r"verify=0.5.*'always'"):
         rig(verify=0.5, skips=False)
+
+
+def test_blocks_shared_by_chunks_and_a_chunk_that_is_loaded_twice(rig):
+    rig = rig()
+    contents = rig.store_filled((0, (0, 1)), (1, (1, 0)), (2, (0, 0)))
+    result = rig.load((0, (10, 11)), (0, (12, 13)), (1, (14, 15)), (2, (16, 17)))
+    assert result.failed == ()
+    found = [rig.content(block) for block in range(10, 18)]
+    assert found == [contents[block] for block in (0, 1, 0, 1, 1, 0, 0, 0)]
+
+
+def test_two_stores_of_one_request_in_flight_keep_their_own_bytes(rig):
+    rig = rig()
+    contents = rig.fill(0), rig.fill(1), rig.fill(2), rig.fill(3)
+    rig.backend.hold = True
+    for plan_id, blocks in ((1, (0, 1)), (2, (2, 3))):
+        rig.executor.store(rig.store_plan((plan_id, blocks), plan_id=plan_id))
+    rig.wipe()
+    rig.arrived(2)
+    for handle in reversed(rig.backend.held):
+        handle.finish()
+    rig.let_go()
+    for result in rig.until(lambda results: len(results) == 2):
+        rig.sums[result.plan_id] = result.checksums[0]
+    assert rig.load((1, (20, 21)), (2, (22, 23)), plan_id=9).failed == ()
+    assert tuple(rig.content(block) for block in (20, 21, 22, 23)) == contents

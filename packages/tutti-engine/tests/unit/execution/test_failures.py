@@ -121,3 +121,20 @@ def test_a_backend_of_another_spi_version_is_refused(version):
 def test_settings_out_of_range_are_refused_by_name(rig, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         rig(**options)
+
+
+@pytest.mark.parametrize("layer", range(GEOMETRY.num_layers))
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_any_single_layer_that_fails_fails_its_chunk_alone(rig, layer, one_by_one):
+    rig = rig()
+    contents = rig.store_filled((0, (0, 1)), (1, (2, 3)))
+    rig.backend.verdict = lambda what, chunk_id, number: errno.EIO if (chunk_id, number) == (0, layer) else 0
+    plan = rig.load_plan((0, (10, 11)), (1, (12, 13)))
+    for layers in [(number,) for number in range(3)] if one_by_one else [None]:
+        rig.executor.load(plan, layers)
+    assert rig.result().failed == (0,)
+    assert rig.content(12) == contents[2]
+    plan = rig.store_plan((0, (0, 1)), (1, (2, 3)), plan_id=5)
+    for layers in [(number,) for number in range(3)] if one_by_one else [None]:
+        rig.executor.store(plan, layers)
+    assert [sums is None for sums in rig.result().checksums] == [True, False]
