@@ -20,6 +20,8 @@ namespace {
 constexpr std::uint32_t kMaxQueueDepth = 4096;
 constexpr std::uint32_t kMaxInFlight = 1 << 20;
 constexpr std::uint32_t kMaxThreads = 256;
+constexpr std::uint32_t kMaxStrikes = 1000;
+constexpr std::uint32_t kMaxResults = 1 << 24;
 constexpr std::uint32_t kMaxOpenFiles = 1 << 20;
 
 void check_range(const char* key, std::uint32_t value, std::uint32_t most) {
@@ -47,6 +49,7 @@ std::uint32_t default_max_open_files() {
 detail::FileSettings file_settings(const FileConfig& config) {
   detail::FileSettings files(config.direct);
   files.no_follow = config.no_follow;
+  files.notices = std::make_shared<detail::Notices>();
   files.pool = std::make_shared<detail::FdPool>(config.max_open_files != 0 ? config.max_open_files
                                                                            : default_max_open_files());
   return files;
@@ -57,18 +60,26 @@ std::unique_ptr<DataPath> with_faults(std::unique_ptr<DataPath> path,
   return fault != nullptr ? testing::make_fault_path(std::move(path), fault) : std::move(path);
 }
 
-Chosen choose(const FileConfig& config) {
-  const detail::FileSettings files = file_settings(config);
+Chosen choose(const FileConfig& config, const detail::FileSettings& files) {
   if (config.data_path == DataPathChoice::kPosix) {
-    return {detail::make_posix_path(files, config.threads), "data_path=\"posix\" was asked for"};
+    return {with_faults(detail::make_posix_path(files, config.threads), config.fault),
+            "data_path=\"posix\" was asked for"};
   }
   if (config.data_path == DataPathChoice::kUring) {
-    return {detail::make_uring_path(files, config.queue_depth), "data_path=\"uring\" was asked for"};
+    return {with_faults(detail::make_uring_path(files, config.queue_depth), config.fault),
+            "data_path=\"uring\" was asked for"};
   }
+  const auto make_posix = [files, threads = config.threads] {
+    return detail::make_posix_path(files, threads);
+  };
   try {
-    return {detail::make_uring_path(files, config.queue_depth), "io_uring works here"};
+    auto uring = with_faults(detail::make_uring_path(files, config.queue_depth), config.fault);
+    return {detail::make_stepping_path(std::move(uring), make_posix, config.step_down_after, files.notices),
+            "io_uring works here"};
   } catch (const SystemError& error) {
-    return {detail::make_posix_path(files, config.threads), std::string("no io_uring here: ") + error.what()};
+    const std::string why = std::string("no io_uring here: ") + error.what();
+    files.notices->add("data_path", why + "; using a pool of threads");
+    return {with_faults(make_posix(), config.fault), why};
   }
 }
 
@@ -93,11 +104,20 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
   check_range("queue_depth", config.queue_depth, kMaxQueueDepth);
   check_range("max_in_flight", config.max_in_flight, kMaxInFlight);
   check_range("threads", config.threads, kMaxThreads);
+  check_range("step_down_after", config.step_down_after, kMaxStrikes);
+  check_range("max_results", config.max_results, kMaxResults);
+  check_write_policy(config.write_policy);
   check_range("max_open_files", std::max(config.max_open_files, 1U), kMaxOpenFiles);
-  Chosen chosen = choose(config);
+  const detail::FileSettings files = file_settings(config);
+  Chosen chosen = choose(config, files);
+  StorageRuntime::Options options;
+  options.max_in_flight = config.max_in_flight;
+  options.max_results = std::max(config.max_results, config.max_in_flight);
+  options.chosen_because = std::move(chosen.because);
+  options.notices = files.notices;
+  auto scheduled = detail::make_scheduled_path(std::move(chosen.path), config.write_policy);
   return std::make_unique<StorageRuntime>(
-      detail::make_striped_path(with_faults(std::move(chosen.path), config.fault), stripe_defaults(config)),
-      StorageRuntime::Options{config.max_in_flight, std::move(chosen.because)});
+      detail::make_striped_path(std::move(scheduled), stripe_defaults(config)), std::move(options));
 }
 
 std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight,
@@ -105,7 +125,7 @@ std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight,
   check_range("max_in_flight", max_in_flight, kMaxInFlight);
   return std::make_unique<StorageRuntime>(
       with_faults(detail::make_memory_path(), fault),
-      StorageRuntime::Options{max_in_flight, "a memory runtime was asked for"});
+      StorageRuntime::Options{max_in_flight, "a memory runtime was asked for", 1 << 20, nullptr});
 }
 
 }  // namespace tutti::runtime

@@ -104,7 +104,7 @@ class MemoryPath final : public DataPath {
     objects_.clear();
   }
 
-  DataPathCaps caps() const override { return {"memory", "none", {}, {}, 0}; }
+  DataPathCaps caps() const override { return {"memory", "none", {}, {}, 0, {}}; }
 
  private:
   CompletionSink* sink_ = nullptr;

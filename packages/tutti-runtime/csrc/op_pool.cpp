@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tutti/runtime/detail/op_pool.hpp"
 
+#include <algorithm>
 #include <system_error>
 
 #include "tutti/runtime/detail/io_thread.hpp"
@@ -27,6 +28,23 @@ void OpPool::submit(std::span<const IoOp> ops) {
     queue_.insert(queue_.end(), ops.begin(), ops.end());
   }
   ops.size() == 1 ? wake_.notify_one() : wake_.notify_all();
+}
+
+void OpPool::withdraw(const OpFilter& filter, std::int32_t status) noexcept {
+  std::vector<IoOp> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto gone =
+        std::stable_partition(queue_.begin(), queue_.end(), [&](const IoOp& op) { return !filter(op); });
+    ended.assign(gone, queue_.end());
+    queue_.erase(gone, queue_.end());
+  }
+  for (IoOp& op : ended) {
+    op.status = status;
+  }
+  if (!ended.empty()) {
+    sink_->complete(ended);
+  }
 }
 
 void OpPool::shutdown() noexcept {

@@ -227,7 +227,26 @@ Stats StorageRuntime::stats() {
   check_usable();
   Stats stats = stats_;
   stats.direct_fallbacks = path_->direct_fallbacks();
+  stats.step_downs = path_->step_downs();
   return stats;
+}
+
+void StorageRuntime::set_write_policy(const WritePolicy& policy) {
+  require_owner();
+  check_write_policy(policy);
+  {
+    std::lock_guard lock(mutex_);
+    check_usable();
+  }
+  path_->set_write_policy(policy);
+}
+
+std::uint32_t StorageRuntime::notice_count() const noexcept {
+  return options_.notices != nullptr ? options_.notices->count() : 0;
+}
+
+std::vector<std::string> StorageRuntime::notices() const {
+  return options_.notices != nullptr ? options_.notices->texts() : std::vector<std::string>{};
 }
 
 bool StorageRuntime::shutdown(Duration timeout) {

@@ -145,7 +145,9 @@ class StripedPath final : public DataPath, private CompletionSink {
         "the data path";
     return caps;
   }
+  void set_write_policy(const WritePolicy& policy) noexcept override { next_->set_write_policy(policy); }
   std::uint64_t direct_fallbacks() const noexcept override { return next_->direct_fallbacks(); }
+  std::uint64_t step_downs() const noexcept override { return next_->step_downs(); }
 
  private:
   static const StripedTarget* as_striped(const IoOp& op) noexcept {

@@ -31,6 +31,13 @@ namespace {
 constexpr std::uint64_t kWake = UINT64_MAX;
 constexpr std::uint32_t kBufferTableSize = 1024;  // of at most 1 GiB each
 
+/// A ring with room for several roots, so that one whose drive is slow does not take it all.
+std::uint32_t ring_depth(std::uint32_t depth_per_root) {
+  constexpr std::uint32_t roots = 8;
+  constexpr std::uint32_t most = 4096;
+  return std::max(depth_per_root, std::min(depth_per_root * roots, most));
+}
+
 std::uint32_t buffers_of(const Memory& memory) {
   return static_cast<std::uint32_t>((memory.size + abi::kMaxBufferBytes - 1) / abi::kMaxBufferBytes);
 }
@@ -92,17 +99,21 @@ void fill(abi::Sqe& sqe, const IoOp& op) noexcept {
 class UringPath final : public DataPath {
  public:
   UringPath(FileSettings files, std::uint32_t depth)
-      : opener_(std::move(files)), in_ring_(depth), slots_(kBufferTableSize) {
+      : notices_(files.notices),
+        opener_(std::move(files)),
+        depth_(depth),
+        in_ring_(ring_depth(depth)),
+        slots_(kBufferTableSize) {
     wake_fd_ = ::eventfd(0, EFD_CLOEXEC);
     if (wake_fd_ < 0) {
       const int error = errno;
       throw SystemError(error, std::string("cannot make an eventfd: ") + std::strerror(error));
     }
-    finished_.reserve(depth);
+    finished_.reserve(ring_depth(depth));
     std::promise<void> ready;
     std::future<void> started = ready.get_future();
     try {
-      thread_ = start_io_thread("tutti-uring", [this, depth, &ready] { work(depth, ready); });
+      thread_ = start_io_thread("tutti-uring", [this, &ready] { work(ring_depth(depth_), ready); });
       started.get();
     } catch (const std::system_error& error) {
       ::close(wake_fd_);
@@ -129,8 +140,27 @@ class UringPath final : public DataPath {
     std::lock_guard lock(mutex_);
     const bool was_empty = inbox_.empty();
     inbox_.insert(inbox_.end(), ops.begin(), ops.end());
-    if (was_empty) {
+    if (std::this_thread::get_id() == thread_.get_id()) {
+      submitted_by_itself_ = true;  // from a completion: it looks into the inbox before it sleeps
+    } else if (was_empty) {
       wake();
+    }
+  }
+
+  void withdraw(const OpFilter& filter, std::int32_t status) noexcept override {
+    std::vector<IoOp> ended;
+    {
+      std::lock_guard lock(mutex_);
+      const auto gone =
+          std::stable_partition(inbox_.begin(), inbox_.end(), [&](const IoOp& op) { return !filter(op); });
+      ended.assign(gone, inbox_.end());
+      inbox_.erase(gone, inbox_.end());
+    }
+    for (IoOp& op : ended) {
+      op.status = status;
+    }
+    if (!ended.empty()) {
+      sink_->complete(ended);
     }
   }
 
@@ -159,8 +189,9 @@ class UringPath final : public DataPath {
 
   DataPathCaps caps() const override {
     std::lock_guard lock(mutex_);
-    return {"uring", opener_.policy_name(), used_, unused_, opener_.max_open_files()};
+    return {"uring", opener_.policy_name(), used_, unused_, opener_.max_open_files(), {}};
   }
+  QueueLimits queue_limits() const noexcept override { return {depth_, ring_depth(depth_)}; }
   std::uint64_t direct_fallbacks() const noexcept override { return opener_.fallbacks(); }
 
  private:
@@ -208,6 +239,9 @@ class UringPath final : public DataPath {
     arm_wake();
     while (take_inbox() || !pending_.empty() || !in_ring_.empty()) {
       issue_pending();
+      if (std::exchange(submitted_by_itself_, false)) {
+        continue;  // a completion within issue_pending() brought more
+      }
       const int error = ring_->enter();
       if (reap() == 0 && error != 0 && error != EINTR) {
         // The kernel is out of memory or of room for completions: what is in the ring goes on, so come back.
@@ -255,6 +289,7 @@ class UringPath final : public DataPath {
       std::lock_guard lock(mutex_);
       pending_.insert(pending_.end(), inbox_.begin(), inbox_.end());
       inbox_.clear();
+      submitted_by_itself_ = false;
       commands.swap(commands_);
       running = !stopping_;
     }
@@ -332,8 +367,12 @@ class UringPath final : public DataPath {
     if (error != 0) {
       remove_buffers(memory);
       memory.buffer_index = -1;
-      note_buffers(false, std::string("the kernel did not pin the newest memory: ") + std::strerror(error) +
-                              (error == ENOMEM ? " (RLIMIT_MEMLOCK)" : ""));
+      const std::string why = std::string("the kernel did not pin the newest memory: ") +
+                              std::strerror(error) + (error == ENOMEM ? " (RLIMIT_MEMLOCK)" : "");
+      note_buffers(false, why);
+      if (notices_ != nullptr) {
+        notices_->add("registered_buffers", why + "; every transfer pins it anew");
+      }
       return;
     }
     note_buffers(true, "memory is pinned once, not for every transfer");
@@ -353,7 +392,9 @@ class UringPath final : public DataPath {
     (used ? used_ : unused_)["registered_buffers"] = text;
   }
 
+  const std::shared_ptr<Notices> notices_;
   FileOpener opener_;
+  const std::uint32_t depth_;  ///< operations of one root
   int wake_fd_ = -1;
   std::thread thread_;
 
@@ -368,6 +409,7 @@ class UringPath final : public DataPath {
   // The progress thread's own.
   std::optional<Uring> ring_;
   std::uint64_t wake_count_ = 0;
+  bool submitted_by_itself_ = false;
   std::deque<IoOp> pending_;
   InRing in_ring_;
   std::vector<IoOp> finished_;

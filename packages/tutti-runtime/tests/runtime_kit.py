@@ -132,19 +132,8 @@ def faulty(name: str, control: _core.FaultControl, **settings: object) -> tr.Run
     """A runtime whose data path misbehaves as `control` says; files are opened without O_DIRECT."""
     if name == "memory":
         return tr.Runtime(_core.make_memory(settings.get("max_in_flight", 4096), control))  # type: ignore[arg-type]
-    plain = {
-        "data_path": name,
-        "direct": "off",
-        "queue_depth": 64,
-        "max_in_flight": 4096,
-        "threads": 4,
-        "max_open_files": 0,
-        "nofollow": "last",
-        "roots": [],
-        "unit": 1 << 20,
-    }
     try:
-        return tr.Runtime(_core.make_file(**{**plain, **settings}, fault=control))  # type: ignore[arg-type]
+        return tr.Runtime(_core.make_file(data_path=name, direct="off", **settings, fault=control))
     except OSError as error:
         if name != "uring":
             raise

@@ -7,7 +7,6 @@ import errno
 import logging
 import mmap
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -92,14 +92,14 @@ def test_every_name_can_be_written(runtime: tr.Runtime, names: list[bytes], all_
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(os.fsencode(folder), *names)  # noqa: PTH118  (bytes)
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        with open(path, "wb") as file:  # noqa: PTH123
+        with open(path, "wb") as file:
             file.write(bytes(SIZE))
         written = escape(path, all_of_it=all_of_it)
         for uri in (f"file://{written}", f"raw://{written}"):
             facts = runtime.query(runtime.open(uri))
             assert os.fsencode(facts["path"]) == path
             assert facts["size"] == SIZE
-        root, name = os.path.split(path)  # noqa: PTH206
+        root, name = os.path.split(path)
         uri = f"striped://{escape(name, all_of_it=all_of_it)}?roots={escape(root, all_of_it=all_of_it)}"
         (shard,) = runtime.query(runtime.open(uri))["shards"]
         assert os.fsencode(shard["path"]) == path

@@ -66,13 +66,17 @@ py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional
 
 py::dict caps(StorageRuntime& runtime) {
   const StorageRuntime::Caps caps = runtime.caps();
-  return py::dict("data_path"_a = caps.path.name, "chosen_because"_a = caps.chosen_because,
-                  "direct"_a = caps.path.direct, "memory_alignment"_a = kMemoryAlignment,
-                  "offset_alignment"_a = kIoAlignment, "length_alignment"_a = kIoAlignment,
-                  "max_single_io_bytes"_a = kMaxSingleIoBytes, "max_batch_requests"_a = caps.max_in_flight,
-                  "max_in_flight"_a = caps.max_in_flight, "max_open_files"_a = caps.path.max_open_files,
-                  "max_results"_a = caps.max_results, "memory_kinds"_a = py::list(py::make_tuple("host")),
-                  "device_execution"_a = false, "features_used"_a = caps.path.features_used,
+  const bool stepped = !caps.path.stepped_down.empty();
+  const py::object stepped_down = stepped ? py::object(py::str(caps.path.stepped_down)) : py::none();
+  return py::dict("data_path"_a = caps.path.name,
+                  "chosen_because"_a = stepped ? caps.path.stepped_down : caps.chosen_because,
+                  "stepped_down"_a = stepped_down, "direct"_a = caps.path.direct,
+                  "memory_alignment"_a = kMemoryAlignment, "offset_alignment"_a = kIoAlignment,
+                  "length_alignment"_a = kIoAlignment, "max_single_io_bytes"_a = kMaxSingleIoBytes,
+                  "max_batch_requests"_a = caps.max_in_flight, "max_in_flight"_a = caps.max_in_flight,
+                  "max_open_files"_a = caps.path.max_open_files, "max_results"_a = caps.max_results,
+                  "memory_kinds"_a = py::list(py::make_tuple("host")), "device_execution"_a = false,
+                  "features_used"_a = caps.path.features_used,
                   "features_unused"_a = caps.path.features_unused);
 }
 
@@ -127,6 +131,8 @@ Class bind_runtime(py::module_& module) {
            })
       .def_property_readonly("stopped", &StorageRuntime::stopped)
       .def_property_readonly("is_owner", &StorageRuntime::is_owner)
+      .def_property_readonly("notice_count", &StorageRuntime::notice_count)
+      .def("notices", &StorageRuntime::notices)
       .def_property_readonly("direct_fallbacks", &StorageRuntime::direct_fallbacks);
 }
 

@@ -53,7 +53,7 @@ void translate_errors();
 // One function per part; each adds its own to the module.
 using Class = py::class_<StorageRuntime, Holder>;
 Class bind_runtime(py::module_& module);
-void bind_factories(py::module_& module);
+void bind_factories(py::module_& module, Class& runtime);
 void bind_targets(Class& runtime);
 void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);

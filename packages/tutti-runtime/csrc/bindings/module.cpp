@@ -10,5 +10,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_targets(runtime);
   bindings::bind_extents(module);
   bindings::bind_testing(module);
-  bindings::bind_factories(module);
+  bindings::bind_factories(module, runtime);
 }

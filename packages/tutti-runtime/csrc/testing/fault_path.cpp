@@ -154,6 +154,7 @@ class FaultPath final : public DataPath, private CompletionSink {
   }
 
   DataPathCaps caps() const override { return next_->caps(); }
+  QueueLimits queue_limits() const noexcept override { return next_->queue_limits(); }
   std::uint64_t direct_fallbacks() const noexcept override { return next_->direct_fallbacks(); }
 
  private:

@@ -20,6 +20,12 @@ from tutti_runtime.extents import (
     Revalidation,
     resolve_extents,
 )
+from tutti_runtime.factories import (
+    make_file_runtime,
+    make_memory_runtime,
+    make_runtime,
+    make_striped_runtime,
+)
 from tutti_runtime.ordering import Gate, WordDependency
 from tutti_runtime.requests import (
     FLUSH,
@@ -30,13 +36,8 @@ from tutti_runtime.requests import (
     OpenResult,
     SubmitResult,
 )
-from tutti_runtime.runtime import (
-    Runtime,
-    make_file_runtime,
-    make_memory_runtime,
-    make_runtime,
-    make_striped_runtime,
-)
+from tutti_runtime.runtime import Runtime
+from tutti_runtime.write_policy import WritePolicy
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "SubmitResult",
     "TuttiRuntimeError",
     "WordDependency",
+    "WritePolicy",
     "__version__",
     "make_file_runtime",
     "make_memory_runtime",

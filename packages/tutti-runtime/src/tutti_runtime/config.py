@@ -8,11 +8,14 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tutti_runtime.write_policy import WritePolicy
+
 __all__ = [
     "FILE_KEYS",
     "MEMORY_KEYS",
     "STRIPED_KEYS",
     "check_choice",
+    "check_file_settings",
     "check_int",
     "check_keys",
     "check_roots",
@@ -32,6 +35,9 @@ FILE_KEYS = (
     "threads",
     "max_open_files",
     "nofollow",
+    "max_results",
+    "write_policy",
+    "step_down_after",
 )
 STRIPED_KEYS = ("roots", "unit", *FILE_KEYS)
 MEMORY_KEYS = ("max_in_flight",)
@@ -41,6 +47,8 @@ _RANGES = {
     "max_in_flight": (1, 1 << 20),
     "threads": (1, 256),
     "max_open_files": (1, 1 << 20),
+    "max_results": (1, 1 << 24),
+    "step_down_after": (1, 1000),
 }
 _MAX_ROOTS = 64
 
@@ -59,6 +67,24 @@ def check_int(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{key}={value!r} must be an int between {low} and {high}")
     return value
+
+
+def check_file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of :data:`FILE_KEYS` as the compiled module takes them, else raise ``ValueError``."""
+    choices = {"data_path": DATA_PATHS, "direct": DIRECT_POLICIES, "nofollow": NOFOLLOW_POLICIES}
+    native: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in choices:
+            native[key] = check_choice(key, value, choices[key])
+        elif value is None and key in ("max_open_files", "write_policy"):
+            continue
+        elif key == "write_policy":
+            if not isinstance(value, WritePolicy):
+                raise ValueError(f"write_policy={value!r} must be a tutti_runtime.WritePolicy or None")
+            native[key] = value.native()
+        else:
+            native[key] = check_int(key, value)
+    return native
 
 
 def check_unit(value: object) -> int:

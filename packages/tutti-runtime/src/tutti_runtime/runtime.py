@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime object and the functions that make one."""
+"""The runtime object."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti_runtime import _core, config, ordering
+from tutti_runtime import _core, ordering
 from tutti_runtime.errors import (
     ExtentError,
     ForkedRuntimeError,
@@ -24,10 +23,9 @@ from tutti_runtime.errors import (
 )
 from tutti_runtime.extents import ExtentMap, resolve_extents
 from tutti_runtime.requests import REQUEST_DTYPE, Completion, OpenResult, SubmitResult
+from tutti_runtime.write_policy import WritePolicy
 
-__all__ = ["Runtime", "make_file_runtime", "make_memory_runtime", "make_runtime", "make_striped_runtime"]
-
-_DEFAULT_UNIT = 1 << 20
+__all__ = ["Runtime"]
 
 _log = logging.getLogger("tutti_runtime")
 
@@ -41,7 +39,7 @@ if REQUEST_DTYPE.itemsize != _core.REQUEST_ITEMSIZE:  # a binary of another vers
 class Runtime:
     """Moves bytes between registered memory and opened targets, in batches, without blocking the caller.
 
-    Made by :func:`make_file_runtime`, :func:`make_memory_runtime` or :func:`make_runtime`. All methods may
+    Made by the functions of :mod:`tutti_runtime.factories`. All methods may
     be called from any thread. After :meth:`shutdown` every method raises :class:`RuntimeClosedError`; in a
     child of ``fork`` every method raises :class:`ForkedRuntimeError`.
     """
@@ -49,6 +47,8 @@ class Runtime:
     def __init__(self, core: _core.StorageRuntime) -> None:
         self._core = core
         self._fallback_said = False
+        self._notices_said = 0
+        self._say_notices()
 
     # Targets
 
@@ -166,7 +166,9 @@ class Runtime:
             raise ValueError(
                 f"io_granularity={io_granularity} must be a multiple of 4096 that divides size={size}"
             )
-        return self._core.register_memory(address, size)
+        memory = self._core.register_memory(address, size)
+        self._say_notices()
+        return memory
 
     def unregister_memory(self, memory: int) -> None:
         """Forget registered memory. Raises ``BusyError`` while I/O on it is in flight."""
@@ -245,6 +247,8 @@ class Runtime:
             )
         if not self._fallback_said:
             self._say_fallback()
+        if self._core.notice_count != self._notices_said:
+            self._say_notices()
         return Completion(*outcome)
 
     def cancel(self, handle: int) -> None:
@@ -276,6 +280,17 @@ class Runtime:
         """Counters since creation; none ever decreases. ``submitted == accepted + rejected``."""
         return self._core.stats()
 
+    # Settings that may change
+
+    def set_write_policy(self, policy: WritePolicy) -> None:
+        """Share drives between reads and writes in another way from now on, what waits included.
+
+        A memory runtime has nothing to share and ignores it. Raises ``TypeError``.
+        """
+        if not isinstance(policy, WritePolicy):
+            raise TypeError(f"policy={policy!r} must be a tutti_runtime.WritePolicy")
+        self._core.set_write_policy(policy.native())
+
     # End
 
     def shutdown(self, timeout: float = 5.0) -> bool:
@@ -302,6 +317,12 @@ class Runtime:
                 "a tutti_runtime.Runtime was not shut down", ResourceWarning, stacklevel=2, source=self
             )
 
+    def _say_notices(self) -> None:
+        notices = self._core.notices()[self._notices_said :]
+        self._notices_said += len(notices)
+        for notice in notices:
+            _log.warning("%s", notice)
+
     def _say_fallback(self) -> None:
         count = 0 if self._fallback_said else self._core.direct_fallbacks
         if count:
@@ -320,114 +341,3 @@ def _check_uri(uri: object) -> None:
         raise InvalidUriError(
             f"target URI {uri[:200]!r}: it is not valid Unicode; write bytes that are no text as %XX"
         ) from None
-
-
-def make_file_runtime(
-    *,
-    data_path: str = "auto",
-    direct: str = "auto",
-    queue_depth: int = 64,
-    max_in_flight: int = 4096,
-    threads: int = 4,
-    max_open_files: int | None = None,
-    nofollow: str = "last",
-) -> Runtime:
-    """Make a runtime for ``file://``, ``raw://`` and, with roots in the URI, ``striped://`` targets.
-
-    ``data_path``: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it. ``direct``:
-    ``"on"`` (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system takes it.
-    ``queue_depth``: operations that io_uring holds at once. ``max_in_flight``: accepted and unfinished
-    requests. ``threads``: size of the posix pool. ``max_open_files``: descriptors that are kept; a target
-    that was not used for the longest time loses its own and gets one again when it is used (``None``: a
-    quarter of the process's limit, at most 1024). ``nofollow``: ``"last"`` refuses a symbolic link as the
-    last component of a path, ``"all"`` in any. Raises ``ValueError`` naming the key, and ``OSError`` when
-    ``"uring"`` is asked for and refused.
-    """
-    return _make_on_files(
-        [], _DEFAULT_UNIT, data_path, direct, queue_depth, max_in_flight, threads, max_open_files, nofollow
-    )
-
-
-def make_striped_runtime(
-    *,
-    roots: Iterable[str | bytes | os.PathLike[str]],
-    unit: int = _DEFAULT_UNIT,
-    data_path: str = "auto",
-    direct: str = "auto",
-    queue_depth: int = 64,
-    max_in_flight: int = 4096,
-    threads: int = 4,
-    max_open_files: int | None = None,
-    nofollow: str = "last",
-) -> Runtime:
-    """Make a file runtime whose ``striped://name`` targets lie on ``roots`` in units of ``unit`` bytes.
-
-    ``roots``: 1 to 64 absolute paths of folders, one per drive. ``unit``: a power of two from 4 KiB to 1 GiB.
-    Both stand in where a URI names none. All other keys are those of :func:`make_file_runtime`.
-    """
-    return _make_on_files(
-        config.check_roots(roots),
-        config.check_unit(unit),
-        data_path,
-        direct,
-        queue_depth,
-        max_in_flight,
-        threads,
-        max_open_files,
-        nofollow,
-    )
-
-
-def _make_on_files(
-    roots: list[bytes],
-    unit: int,
-    data_path: str,
-    direct: str,
-    queue_depth: int,
-    max_in_flight: int,
-    threads: int,
-    max_open_files: int | None,
-    nofollow: str,
-) -> Runtime:
-    return Runtime(
-        _core.make_file(
-            config.check_choice("data_path", data_path, config.DATA_PATHS),
-            config.check_choice("direct", direct, config.DIRECT_POLICIES),
-            config.check_int("queue_depth", queue_depth),
-            config.check_int("max_in_flight", max_in_flight),
-            config.check_int("threads", threads),
-            0 if max_open_files is None else config.check_int("max_open_files", max_open_files),
-            config.check_choice("nofollow", nofollow, config.NOFOLLOW_POLICIES),
-            roots,
-            unit,
-        )
-    )
-
-
-def make_memory_runtime(*, max_in_flight: int = 4096) -> Runtime:
-    """Make a runtime for ``mem://`` targets: no device, for tests and as a reference."""
-    return Runtime(_core.make_memory(config.check_int("max_in_flight", max_in_flight)))
-
-
-def make_runtime(spec: Mapping[str, Any]) -> Runtime:
-    """Make a runtime from a mapping: ``kind`` is ``"file"``, ``"striped"`` or ``"memory"``, other keys are
-    those of its function.
-
-    Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad
-    value.
-    """
-    if not isinstance(spec, Mapping):
-        raise ValueError(f"spec={spec!r} must be a mapping")
-    if "kind" not in spec:
-        raise ValueError("key 'kind' is missing; it must be 'file', 'striped' or 'memory'")
-    kind = config.check_choice("kind", spec["kind"], config.KINDS)
-    makers: dict[str, tuple[Callable[..., Runtime], tuple[str, ...]]] = {
-        "file": (make_file_runtime, config.FILE_KEYS),
-        "striped": (make_striped_runtime, config.STRIPED_KEYS),
-        "memory": (make_memory_runtime, config.MEMORY_KEYS),
-    }
-    maker, known = makers[kind]
-    config.check_keys(spec, ("kind", *known))
-    if kind == "striped" and "roots" not in spec:
-        raise ValueError("key 'roots' is missing; it must be a list of absolute paths")
-    return maker(**{key: value for key, value in spec.items() if key != "kind"})

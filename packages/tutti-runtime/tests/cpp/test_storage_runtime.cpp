@@ -32,7 +32,7 @@ class ManualPath final : public DataPath {
     held.insert(held.end(), ops.begin(), ops.end());
   }
   void shutdown() noexcept override { CHECK(held.empty()); }
-  DataPathCaps caps() const override { return {"manual", "none", {}, {}}; }
+  DataPathCaps caps() const override { return {"manual", "none", {}, {}, 0, {}}; }
 
   void finish(std::size_t index, std::int32_t status, std::uint64_t bytes) {
     IoOp op = held[index];
@@ -53,8 +53,8 @@ struct World {
   explicit World(std::uint32_t max_in_flight = 64) {
     auto owned = std::make_unique<ManualPath>();
     path = owned.get();
-    runtime =
-        std::make_unique<StorageRuntime>(std::move(owned), StorageRuntime::Options{max_in_flight, "test"});
+    runtime = std::make_unique<StorageRuntime>(
+        std::move(owned), StorageRuntime::Options{max_in_flight, "test", 1 << 20, nullptr});
     page =
         ::mmap(nullptr, kSize + kMemoryAlignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tutti/runtime/write_policy.hpp"
+
 namespace tutti::runtime {
 
 class StorageRuntime;
@@ -29,10 +31,13 @@ enum class NoFollow {
 struct FileConfig {
   DataPathChoice data_path = DataPathChoice::kAuto;
   DirectPolicy direct = DirectPolicy::kAuto;
-  std::uint32_t queue_depth = 64;      ///< uring: operations in the ring at once, 1 to 4096
-  std::uint32_t max_in_flight = 4096;  ///< accepted and not finished items, 1 to 1048576
-  std::uint32_t threads = 4;           ///< posix: size of the pool, 1 to 256
-  std::uint32_t max_open_files = 0;    ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
+  std::uint32_t queue_depth = 64;       ///< uring: operations of one root in the ring at once, 1 to 4096
+  std::uint32_t max_in_flight = 4096;   ///< accepted and not finished items, 1 to 1048576
+  std::uint32_t max_results = 1 << 20;  ///< see StorageRuntime::Options; max_in_flight to 16777216
+  std::uint32_t threads = 4;            ///< posix: threads for each root, 1 to 256
+  WritePolicy write_policy;             ///< how writes share a root with reads
+  std::uint32_t step_down_after = 3;    ///< kAuto: failures in a row of the better data path, 1 to 1000
+  std::uint32_t max_open_files = 0;     ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
   NoFollow no_follow = NoFollow::kLast;
   std::vector<std::string> roots;                ///< of striped targets whose URI names none
   std::uint64_t unit = std::uint64_t{1} << 20;   ///< of striped targets whose URI names none, in bytes

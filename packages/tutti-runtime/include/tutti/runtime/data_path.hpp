@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "tutti/runtime/io.hpp"
 #include "tutti/runtime/target_uri.hpp"
+#include "tutti/runtime/write_policy.hpp"
 
 namespace tutti::runtime {
 
@@ -83,11 +85,12 @@ struct IoOp {
   std::uint64_t length = 0;
   void* batch = nullptr;  ///< the runtime's own; data paths hand it back untouched
   std::uint32_t item = 0;
-  bool part = false;            ///< a piece that StripedPath made; `batch` is then its own
-  std::uint32_t attempts = 0;   ///< retries without progress
-  bool buffered_retry = false;  ///< O_DIRECT was refused once for this operation
-  std::uint64_t done = 0;       ///< bytes moved so far
-  std::int32_t status = 0;      ///< set before completion: 0 or a positive errno
+  bool part = false;             ///< a piece that StripedPath made; `batch` is then its own
+  std::uint32_t attempts = 0;    ///< retries without progress
+  bool buffered_retry = false;   ///< O_DIRECT was refused once for this operation
+  std::int32_t upper_error = 0;  ///< with which a better data path failed before this one was asked
+  std::uint64_t done = 0;        ///< bytes moved so far
+  std::int32_t status = 0;       ///< set before completion: 0 or a positive errno
 };
 
 /// Where a data path reports finished operations.
@@ -108,6 +111,13 @@ struct DataPathCaps {
   std::map<std::string, std::string> features_used;    ///< feature -> what for
   std::map<std::string, std::string> features_unused;  ///< feature -> why not
   std::uint32_t max_open_files = 0;                    ///< descriptors of targets that are kept; 0: none
+  std::string stepped_down;                            ///< why a better data path was given up, or empty
+};
+
+/// How many operations a data path works on at once. More may be given to it; they only wait.
+struct QueueLimits {
+  std::uint64_t per_root = std::numeric_limits<std::uint32_t>::max();
+  std::uint64_t total = std::numeric_limits<std::uint64_t>::max();
 };
 
 /// Says which operations are meant.
@@ -145,7 +155,11 @@ class DataPath {
   virtual void shutdown() noexcept = 0;
 
   [[nodiscard]] virtual DataPathCaps caps() const = 0;
+  [[nodiscard]] virtual QueueLimits queue_limits() const noexcept { return {}; }
+  virtual void set_write_policy(const WritePolicy& /*policy*/) noexcept {}
   [[nodiscard]] virtual std::uint64_t direct_fallbacks() const noexcept { return 0; }
+  /// How often it went over to a simpler way because this one gave errors.
+  [[nodiscard]] virtual std::uint64_t step_downs() const noexcept { return 0; }
 };
 
 }  // namespace tutti::runtime

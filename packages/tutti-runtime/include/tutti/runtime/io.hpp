@@ -71,6 +71,7 @@ struct Stats {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t direct_fallbacks = 0;  ///< targets that went from O_DIRECT to buffered I/O
+  std::uint64_t step_downs = 0;        ///< times that a data path was given up for a simpler one
 };
 
 }  // namespace tutti::runtime

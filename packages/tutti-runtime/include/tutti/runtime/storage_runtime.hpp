@@ -17,9 +17,11 @@
 
 #include "tutti/runtime/data_path.hpp"
 #include "tutti/runtime/detail/batch.hpp"
+#include "tutti/runtime/detail/notices.hpp"
 #include "tutti/runtime/detail/slot_table.hpp"
 #include "tutti/runtime/io.hpp"
 #include "tutti/runtime/ordering.hpp"
+#include "tutti/runtime/write_policy.hpp"
 
 namespace tutti::runtime {
 
@@ -32,6 +34,7 @@ class StorageRuntime final : private CompletionSink {
     std::string chosen_because;  ///< why this data path and no better one
     /// Accepted items, in flight or finished, of batches that nobody has waited for or abandoned.
     std::uint32_t max_results = 1 << 20;
+    std::shared_ptr<detail::Notices> notices;  ///< may be null
   };
 
   struct Caps {
@@ -98,6 +101,13 @@ class StorageRuntime final : private CompletionSink {
 
   [[nodiscard]] Caps caps();
   [[nodiscard]] Stats stats();
+
+  /// How writes share a root with reads from now on. @throws InvalidArgument
+  void set_write_policy(const WritePolicy& policy);
+
+  /// What happened that a user should hear of once. Counted without a lock, also after shutdown().
+  [[nodiscard]] std::uint32_t notice_count() const noexcept;
+  [[nodiscard]] std::vector<std::string> notices() const;
 
   /// Refuses new calls, waits for what is in flight, stops. False when the deadline came first: what no
   /// device has begun is then canceled, every gate is open, and another call goes on waiting for the devices.

@@ -10,6 +10,7 @@
 #include "tutti/runtime/data_path.hpp"
 #include "tutti/runtime/detail/block_device.hpp"
 #include "tutti/runtime/detail/fd_pool.hpp"
+#include "tutti/runtime/detail/notices.hpp"
 #include "tutti/runtime/detail/open_file.hpp"
 
 namespace tutti::runtime::detail {
@@ -67,6 +68,7 @@ struct FileSettings {
   NoFollow no_follow = NoFollow::kLast;
   std::shared_ptr<FdPool> pool;  ///< null: no limit
   std::shared_ptr<DeviceClaims> claims = std::make_shared<DeviceClaims>();
+  std::shared_ptr<Notices> notices;  ///< may be null
 
   FileSettings(DirectPolicy policy) : direct(policy) {}  // NOLINT(google-explicit-constructor)
 };

@@ -34,6 +34,9 @@ class OpPool {
   /// Takes every operation, or throws and takes none.
   void submit(std::span<const IoOp> ops);
 
+  /// Completes with `status` what `filter` names and no thread has begun.
+  void withdraw(const OpFilter& filter, std::int32_t status) noexcept;
+
   /// Ends the threads when the queue is empty.
   void shutdown() noexcept;
 
