@@ -46,7 +46,7 @@ COMMIT_INTERVAL = 0.05
 TOUCH_INTERVAL = 5.0
 """Seconds that touches wait for a commit that happens anyway before they get one of their own."""
 
-AHEAD_PAUSE = 0.003
+AHEAD_PAUSE = 0.01
 """Seconds between pieces of work that nobody waits for."""
 
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0

@@ -26,8 +26,8 @@ MIN_SLOTS = 32_768
 SYNC_CHANGES = 16_384
 """Changed slots that a start takes from the database at most: about a tenth of a second."""
 
-BUILD_SLOTS = 2048
-"""Slots that are copied at once when a table is made: some milliseconds."""
+BUILD_SLOTS = 512
+"""Slots that are copied at once when a table is made: a millisecond or two."""
 
 
 class Mirror:

@@ -12,8 +12,8 @@ from tutti_engine.catalogue_record import is_sound
 
 __all__ = ["Scrub"]
 
-SCRUB_SLOTS = 1024
-"""Slots of one piece: some milliseconds."""
+SCRUB_SLOTS = 256
+"""Slots of one piece: a millisecond or two, in which other threads of the process may have to wait."""
 
 
 class Scrub:
