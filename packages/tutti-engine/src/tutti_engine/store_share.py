@@ -8,12 +8,13 @@ import fcntl
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tutti_engine.catalogue_file import CATALOGUE_NAME
+from tutti_engine.catalogue_file import CATALOGUE_NAME, DAMAGED, NEWER
 from tutti_engine.errors import RootError, StoreBusyError
 from tutti_engine.owner import LOCK_NAME, OwnerLock
 from tutti_engine.slot_table import SLOT_TABLE_NAME
@@ -34,6 +35,12 @@ __all__ = ["OtherStore", "describe", "opening_turn", "other_stores", "reclaim", 
 log = logging.getLogger(__name__)
 
 TURN_NAME = "opening.lock"
+
+OWN_FILE = re.compile(
+    rf"{re.escape(NAMESPACE_FILE)}|{re.escape(SLOT_TABLE_NAME)}"
+    rf"|{re.escape(CATALOGUE_NAME)}(\.({DAMAGED}|{NEWER})-[0-9]+)?(-wal|-shm)?"
+)
+"""What a store makes beside its lock and its segments."""
 
 TURN_SECONDS = 30.0
 
@@ -179,7 +186,7 @@ def remove_store(other: OtherStore) -> None:
                             Path(each).unlink()
                     with contextlib.suppress(OSError):
                         path.rmdir()
-                elif entry.name in (SLOT_TABLE_NAME, NAMESPACE_FILE) or entry.name.startswith(CATALOGUE_NAME):
+                elif not is_directory(entry) and OWN_FILE.fullmatch(entry.name):
                     path.unlink()
             (directory / LOCK_NAME).unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -89,8 +89,10 @@ def test_unused_stores_are_removed_only_when_that_was_asked_for(
         with open_store(tmp_path, namespace, 64 << 20) as store:
             make_data(store, 60)
         age(tmp_path, namespace, days)
-    stray = tmp_path / ONE.digest / "notes.txt"
+    stray = tmp_path / ONE.digest / f"{CATALOGUE_NAME}.backup"
     stray.write_text("mine")
+    for name in (f"{CATALOGUE_NAME}.damaged-1", f"{CATALOGUE_NAME}.newer-2", f"{CATALOGUE_NAME}.newer-2-wal"):
+        (tmp_path / ONE.digest / name).write_bytes(b"set aside")
     with pytest.raises(GeometryError):
         open_store(tmp_path, THREE, FIXED + (1 << 20))
     caplog.clear()
@@ -98,7 +100,7 @@ def test_unused_stores_are_removed_only_when_that_was_asked_for(
         assert [entry.message.split(":")[0] for entry in caplog.records if "removed," in entry.message] == [
             str(tmp_path / ONE.digest)
         ]
-    assert [each.name for each in (tmp_path / ONE.digest).iterdir()] == ["notes.txt"], "not ours to remove"
+    assert [each.name for each in (tmp_path / ONE.digest).iterdir()] == [stray.name], "not ours to remove"
     assert (tmp_path / TWO.digest / CATALOGUE_NAME).exists()
 
 

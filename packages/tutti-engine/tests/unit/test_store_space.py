@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,40 @@ def test_a_disk_that_refuses_blocks_stops_the_making_until_it_gives_some(
         wait_until(lambda: "cannot be made" in caplog.text)
         assert keeper.ready(3) == []
     assert len(take_all(keeper, 20)) == 20
+
+
+@pytest.mark.parametrize("prepare", ["sparse", "written"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_place_is_ever_in_two_hands(
+    seed: int, prepare: str, keep: Callable[..., SpaceKeeper], tmp_path: Path
+) -> None:
+    chance, disk = random.Random(seed), Disk()
+    resident = tuple(chance.sample(range(20), 6))
+    keeper = keep(
+        layout_in(tmp_path / "a"),
+        resident,
+        free=disk,
+        prepare=prepare,
+        min_free_bytes=1000 * PLACE,
+        check_seconds=0.001,
+    )
+    held = set(resident)
+    for _ in range(300):
+        disk.free = chance.choice([1 << 40, 1 << 40, 990 * PLACE, 1004 * PLACE])
+        if chance.random() < 0.6:
+            given = keeper.ready(chance.randint(1, 4))
+            assert not held & set(given)
+            assert len(set(given)) == len(given)
+            held |= set(given)
+        else:
+            count = keeper.take_excess() or chance.randint(0, 1)
+            gone = chance.sample(sorted(held), min(count, len(held)))
+            held -= set(gone)
+            keeper.let_go(gone)
+        time.sleep(chance.choice([0, 0, 0.001]))
+    disk.until_seen(1 << 40)
+    keeper.let_go(sorted(held))
+    assert sorted(take_all(keeper, 20)) == list(range(20)), "none is lost"
 
 
 @pytest.mark.parametrize(
