@@ -11,8 +11,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice, pairwise
-from typing import Final
+from itertools import compress, islice, pairwise, repeat
+from typing import Any, Final
 
 from tutti_engine.catalogue_residents import ChecksumTable
 from tutti_engine.chunk_tree import ChunkTree
@@ -120,23 +120,36 @@ class ChunkIndex:
         self._checksums = checksums
         stored = self._stored = dict(zip(keys, slots))
         order = list(stored.values()) if len(stored) == len(keys) else None
-        for position, (key, slot) in enumerate(zip(keys, slots)):
-            if stored[key] != slot:
-                continue
-            self._keys[slot] = key
-            columns.seconds[slot] = min(seconds[position], now)
-            columns.ticks[slot] = position
-        for slot, mark, tenant in zip(slots, marks, tenants):
-            columns.marks[slot], columns.tenants[slot] = mark, tenant
-        order = [slot for key, slot in zip(keys, slots) if stored[key] == slot] if order is None else order
-        for slot in order:
-            self._state[slot] = STORED
+        if max(seconds, default=0) > now:
+            seconds = [min(second, now) for second in seconds]
+        # A pass for each column: this is most of a large store's start.
+        columns_of_values: tuple[tuple[Any, Iterable[object]], ...] = (
+            (self._keys, keys),
+            (columns.seconds, seconds),
+            (columns.ticks, range(len(keys))),
+            (columns.marks, marks),
+            (columns.tenants, tenants),
+            (self._state, repeat(STORED)),
+        )
+        for column, values in columns_of_values:
+            # Consumed in C; the results are all None.
+            deque(map(column.__setitem__, slots, values), maxlen=0)
+        if order is None:
+            order = [slot for key, slot in zip(keys, slots) if stored[key] == slot]
+            for key, slot in zip(keys, slots):
+                if stored[key] != slot:
+                    self._keys[slot], self._state[slot] = None, FREE
         self._tick = len(keys)
         self._num_free -= len(order)
         self._unused = compress(range(self.capacity), self._state.translate(_IS_FREE))
         self._policy.restore(order)
         if self._tenants is not None:
             self._tenants.restore(order)
+
+    def slots_of(self, chunk_ids: list[int]) -> list[int]:
+        """Return the positions of places; the list itself when they are equal to it."""
+        plain = self._slots is None and chunk_ids and min(chunk_ids) >= 0 and max(chunk_ids) < self.capacity
+        return chunk_ids if plain else [self.slot_of(chunk_id) for chunk_id in chunk_ids]
 
     def slot_of(self, chunk_id: ChunkId) -> int:
         """Return the position of a place in the list of places; -1 if it is not there."""

@@ -38,19 +38,20 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
     order = sorted(range(len(found)), key=generations.__getitem__, reverse=True)
     number = generations[order[0]] >> STATE_BITS
     order.sort(key=found.last_used.__getitem__)
-    slots = [index.slot_of(found.slots[position]) for position in order]
+    places = list(map(found.slots.__getitem__, order))
+    slots = index.slots_of(places)
     table = found.checksums
-    if slots != [found.slots[position] for position in order]:
+    if slots != places:
         order = [position for position, slot in zip(order, slots) if slot >= 0]
         slots = [slot for slot in slots if slot >= 0]
         table = ChecksumTable(index.capacity, table.ranks, table.part_bytes)
         for position, slot in zip(order, slots):
             table.set(slot, found.checksums.get(found.slots[position]))
-    ordered = [generations[position] for position in order]
+    ordered = list(map(generations.__getitem__, order))
     index.restore(
-        [found.keys[position] for position in order],
+        list(map(found.keys.__getitem__, order)),
         slots,
-        [found.last_used[position] for position in order],
+        list(map(found.last_used.__getitem__, order)),
         bytes([generation & 0xFF for generation in ordered]),
         [generation >> MARK_BITS & 0xFFFF for generation in ordered],
         table,
