@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <system_error>
 #include <thread>
 
@@ -12,8 +14,12 @@
 namespace tutti::runtime {
 namespace {
 
-// A thread costs as much as opening a few files whose names are cached.
-constexpr std::size_t kPerThread = 32;
+using Clock = std::chrono::steady_clock;
+
+// Opening a file whose name is cached takes some ten microseconds, and threads then only get in each other's
+// way at the process's table of descriptors. They help where opening waits for a drive or a server.
+constexpr std::chrono::microseconds kWorthAThread{100};
+constexpr std::size_t kFirstLook = 4;
 constexpr std::size_t kMaxThreads = 16;
 
 OpenOutcome open_one(StorageRuntime& runtime, const std::string& uri, bool writable) noexcept {
@@ -24,6 +30,18 @@ OpenOutcome open_one(StorageRuntime& runtime, const std::string& uri, bool writa
     outcome.error = std::current_exception();
   }
   return outcome;
+}
+
+std::vector<std::thread> start_helpers(std::size_t count, const std::function<void()>& work) {
+  std::vector<std::thread> helpers;
+  helpers.reserve(count);
+  try {
+    while (helpers.size() < count) {
+      helpers.push_back(detail::start_io_thread("tutti-open", work));
+    }
+  } catch (const std::system_error&) {  // no more threads to be had: those that are there do it
+  }
+  return helpers;
 }
 
 // After shutdown() began every target is closed with the runtime, so there is nothing to take back.
@@ -44,21 +62,24 @@ std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std
                                     bool writable) {
   std::vector<OpenOutcome> outcomes(uris.size());
   std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next.fetch_add(1); i < uris.size(); i = next.fetch_add(1)) {
-      outcomes[i] = open_one(runtime, uris[i], writable);
+  const auto open_next = [&] {
+    const std::size_t i = next.fetch_add(1);
+    if (i >= uris.size()) {
+      return false;
     }
+    outcomes[i] = open_one(runtime, uris[i], writable);
+    return true;
   };
   std::vector<std::thread> helpers;
-  const std::size_t wanted = std::min(uris.size() / kPerThread, kMaxThreads);
-  helpers.reserve(wanted);
-  try {
-    while (helpers.size() < wanted) {
-      helpers.push_back(detail::start_io_thread("tutti-open", work));
+  const Clock::time_point begin = Clock::now();
+  for (std::size_t done = 1; open_next(); ++done) {
+    if (helpers.empty() && done >= kFirstLook && (Clock::now() - begin) / done > kWorthAThread) {
+      helpers = start_helpers(std::min(uris.size() - done, kMaxThreads), [&open_next] {
+        while (open_next()) {
+        }
+      });
     }
-  } catch (const std::system_error&) {  // no more threads to be had: those that are there do it
   }
-  work();
   for (std::thread& helper : helpers) {
     helper.join();
   }

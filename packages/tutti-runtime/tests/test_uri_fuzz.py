@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URIs of any shape: refused with a short reason or opened exactly as written, and nothing is ever created."""
+"""URIs of any shape are refused with a short reason or opened as written, and nothing is ever created."""
 
 from __future__ import annotations
 
@@ -24,27 +24,12 @@ def runtime() -> Iterator[tr.Runtime]:
         yield made
 
 
-PIECES = st.sampled_from(
-    [
-        "file://",
-        "striped://",
-        "raw://",
-        "mem://",
-        "/",
-        "//",
-        "..",
-        ".",
-        "%",
-        "%2",
-        "%2F",
-        "%00",
-        "%2e%2E",
-        "?",
-    ]
-    + ["#", "&", "&&", "=", ",", "roots=", "unit=", "rot=", "size=", "offset=", "4096", "0", "-1", "1e9", "x"]
-    + ["18446744073709551616", "9223372036854775807", "/a,/b", "/a", "\0", "\n", "é", "\U0001f4be", "\udcff"]
-    + ["x" * 300, "/y" * 2100, "tutti-nowhere"]
-)
+SCHEMES = ["file://", "striped://", "raw://", "mem://"]
+ESCAPES = ["%", "%2", "%2F", "%00", "%2e%2E", "..", ".", "/", "//"]
+QUERY = ["?", "#", "&", "&&", "=", ",", "roots=", "unit=", "rot=", "size=", "offset=", "/a,/b", "/a"]
+NUMBERS = ["4096", "0", "-1", "1e9", "18446744073709551616", "9223372036854775807"]
+LETTERS = ["x", "\0", "\n", "é", "\U0001f4be", "\udcff", "x" * 300, "/y" * 2100, "tutti-nowhere"]
+PIECES = st.sampled_from([*SCHEMES, *ESCAPES, *QUERY, *NUMBERS, *LETTERS])
 URIS = st.one_of(
     st.text(max_size=60),
     st.lists(PIECES, max_size=12).map("".join),

@@ -76,7 +76,7 @@ class Runtime:
         return target
 
     def open_batch(self, uris: Iterable[str], *, writable: bool = True) -> list[OpenResult]:
-        """Open many targets, on several threads; one that fails takes no other with it.
+        """Open many targets, on several threads where opening is slow; one that fails takes no other with it.
 
         The results are in the order of ``uris``. Raises only ``RuntimeClosedError`` and
         ``ForkedRuntimeError``.

@@ -17,8 +17,8 @@ struct OpenOutcome {
   std::exception_ptr error;
 };
 
-/// Opens all of `uris`, on a few threads when there are many; the order is kept and a failed one takes no
-/// other with it. @throws Closed and Forked, and nothing is then left open.
+/// Opens all of `uris`, on up to 17 threads once the first few were slow; the order is kept and a failed one
+/// takes no other with it. @throws Closed and Forked, and nothing is then left open.
 [[nodiscard]] std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std::string> uris,
                                                   bool writable);
 
