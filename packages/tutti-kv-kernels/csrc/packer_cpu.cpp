@@ -88,6 +88,11 @@ void Packer::write_oldest(const std::byte* ahead) noexcept {
   if (is_long(part) && part.run_bytes % kWordBytes == 0 && buffered_ % kWordBytes == 0) {
     write_buffer();
     write(part.data, part.run_bytes, ahead);
+  } else if (part.run_bytes % kLineBytes == 0 && buffered_ % kWordBytes == 0) {
+    write_buffer();
+    sum_ += copy_and_sum_runs(slot_ + written_, {part.data, part.stride}, part.count, part.run_bytes,
+                              static_cast<std::uint64_t>(written_ / kWordBytes), stores_);
+    written_ += part.count * part.run_bytes;
   } else {
     buffer_runs(part);
   }

@@ -25,4 +25,10 @@ struct StridedSource {
 void copy_runs(const StridedTarget& target, const StridedSource& source, std::int64_t count,
                std::int64_t bytes, Stores stores) noexcept;
 
+// The same for runs of whole lines that go side by side; returns the checksum terms of their words, of which
+// the first has index `first_index`.
+[[nodiscard]] std::uint64_t copy_and_sum_runs(std::byte* target, const StridedSource& source,
+                                              std::int64_t count, std::int64_t bytes,
+                                              std::uint64_t first_index, Stores stores) noexcept;
+
 }  // namespace tutti::kv

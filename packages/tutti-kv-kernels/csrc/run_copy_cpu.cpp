@@ -5,6 +5,7 @@
 
 #include "clones.h"
 #include "store_line.h"
+#include "word_lanes.h"
 
 namespace tutti::kv {
 namespace {
@@ -24,6 +25,22 @@ template <std::size_t kBytes>
       store_line<true>(target.data + k * target.stride + at, source.data + k * source.stride + at);
     }
   }
+}
+
+template <bool kStream>
+[[gnu::always_inline]] inline std::uint64_t pack_lines(std::byte* target, const StridedSource& source,
+                                                       std::int64_t count, std::int64_t bytes,
+                                                       std::uint64_t first_index) noexcept {
+  WordLanes lanes(first_index);
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::byte* run = source.data + k * source.stride;
+    for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
+      store_line<kStream>(target, run + at);
+      lanes.add(run + at);
+      target += kLineBytes;
+    }
+  }
+  return lanes.total();
 }
 
 // A line that is streamed in two parts costs more than one that goes through the cache.
@@ -58,6 +75,15 @@ TUTTI_KV_CLONES void copy_runs(const StridedTarget& target, const StridedSource&
                     static_cast<std::size_t>(bytes));
       }
   }
+}
+
+TUTTI_KV_CLONES std::uint64_t copy_and_sum_runs(std::byte* target, const StridedSource& source,
+                                                std::int64_t count, std::int64_t bytes,
+                                                std::uint64_t first_index, Stores stores) noexcept {
+  if (can_stream(target, stores)) {
+    return pack_lines<true>(target, source, count, bytes, first_index);
+  }
+  return pack_lines<false>(target, source, count, bytes, first_index);
 }
 
 }  // namespace tutti::kv
