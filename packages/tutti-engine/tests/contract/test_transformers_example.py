@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers", reason="the example needs torch and transformers")
-torch = pytest.importorskip("torch", reason="the example needs torch and transformers")
+pytest.importorskip("torch", reason="the example needs torch and transformers")
+
+import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_cache.py"
 PROMPT = [(7 * number) % 251 for number in range(200)]
