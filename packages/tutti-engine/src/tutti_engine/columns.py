@@ -25,6 +25,8 @@ def numbers(values: Iterable[int]) -> array[int]:
 
 def slot_column(first_slots: Sequence[int], width: int) -> array[int]:
     """Return each run's ``width`` neighbouring slots, run after run."""
+    if width == 1:
+        return array("q", first_slots)
     column = array("q")
     for first in first_slots:
         column.extend(range(first, first + width))

@@ -160,15 +160,12 @@ class LoadPipeline:
             return None
         return slot
 
-    def _start_wave(self, part: _Part, todo: list[int], slot: int | None) -> Wave:
+    def _start_wave(self, part: _Part, todo: list[int], slot: int) -> Wave:
         """Start to read the first of ``todo``, and take them off."""
         width = len(part.layers)
         shares = _WAVES if width == self._num_layers else self._lookahead + 1
         most = min(len(todo), max(1, self._bank.count // (shares * width)))
-        slots: list[int] = []
-        while slot is not None:
-            slots.append(slot)
-            slot = self._bank.acquire(width, 0.0) if len(slots) < most else None
+        slots = [slot, *self._bank.acquire_free(width, most - 1)]
         wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers)
         try:
             wave.submit(self._backend.read_segments)

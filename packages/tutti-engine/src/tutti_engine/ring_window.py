@@ -55,6 +55,23 @@ class SlotBank:
             self._busy[start : start + count] = b"\x01" * count
             return self.first + start
 
+    def acquire_free(self, count: int, runs: int) -> list[int]:
+        """Take up to ``runs`` runs of ``count`` neighbouring slots, as many as are free now."""
+        if not 1 <= count <= self.count:
+            raise GeometryError(f"a run of {count} slots does not fit a bank of {self.count}")
+        taken: list[int] = []
+        with self._changed:
+            start = self._busy.find(bytes(count * runs))
+            if start >= 0:
+                self._busy[start : start + count * runs] = b"\x01" * (count * runs)
+                return list(range(self.first + start, self.first + start + count * runs, count))
+            start = 0
+            while len(taken) < runs and (start := self._busy.find(bytes(count), start)) >= 0:
+                self._busy[start : start + count] = b"\x01" * count
+                taken.append(self.first + start)
+                start += count
+        return taken
+
     def release(self, slot: int, count: int) -> None:
         """Give a run back. Call it only when neither I/O nor a copy can touch the run any more."""
         start = slot - self.first

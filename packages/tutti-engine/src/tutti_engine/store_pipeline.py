@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tutti_engine.backend import StorageBackend
@@ -71,31 +72,20 @@ class StorePipeline:
         width = len(layers)
         most = max(1, self._bank.count // (_SHARES * width))
         deadline = time.monotonic() + self._stall
-        positions: list[int] = []
-        slots: list[int] = []
-        for position in range(len(job.plan.transfers)):
-            if position in job.errors:
-                continue
-            slot = self._keeper.acquire(self._bank, width, 0.0)
-            if slot is None:
-                # Hand over what is copied already: only its completion makes room.
-                self._hand_over(job, positions, slots, layers)
-                positions, slots = [], []
+        positions = range(len(job.plan.transfers))
+        todo = deque(p for p in positions if p not in job.errors) if job.errors else deque(positions)
+        while todo:
+            slots = self._keeper.acquire_free(self._bank, width, min(len(todo), most))
+            if not slots:
+                # Everything that is copied was handed over: only its completion makes room.
                 self._counters.add("store_slot_waits")
                 slot = self._keeper.acquire(self._bank, width, deadline)
-            if slot is None:
-                self._counters.add("store_no_room_chunks")
-                job.fail((position,), errno.ENOBUFS)
-            elif position in job.errors:
-                # An earlier layer of it failed while this one waited for room.
-                self._bank.release(slot, width)
-            else:
-                positions.append(position)
-                slots.append(slot)
-            if len(slots) == most:
-                self._hand_over(job, positions, slots, layers)
-                positions, slots = [], []
-        self._hand_over(job, positions, slots, layers)
+                if slot is None:
+                    self._counters.add("store_no_room_chunks")
+                    job.fail((todo.popleft(),), errno.ENOBUFS)
+                    continue
+                slots = [slot]
+            self._hand_over(job, [todo.popleft() for _ in slots], slots, layers)
 
     def stop(self, deadline: float) -> None:
         """End after what was handed over; wait for that until ``time.monotonic()`` reaches ``deadline``."""
@@ -105,8 +95,6 @@ class StorePipeline:
     def _hand_over(
         self, job: StoreJob, positions: list[int], slots: list[int], layers: Sequence[int]
     ) -> None:
-        if not positions:
-            return
         wave = Wave(job.plan, self._bank, positions, slots, layers)
         try:
             chosen = wave.choose({})

@@ -120,15 +120,15 @@ class StoreJob(_Job):
         count = len(positions)
         if len(words) != count * len(layers):
             raise ValueError(f"the mover gave {len(words)} checksums for {count} x {len(layers)} segments")
-        first = layers[0]
-        in_a_row = list(layers) == list(range(first, first + len(layers)))
+        width = self._num_layers
+        if positions[-1] - positions[0] == count - 1 and len(layers) < count:
+            start, stop = positions[0] * width, (positions[-1] + 1) * width
+            for place, layer in enumerate(layers):
+                self._sums[start + layer : stop : width] = words[place * count : (place + 1) * count]
+            return
         for index, position in enumerate(positions):
-            row, base = words[index::count], position * self._num_layers
-            if in_a_row:
-                self._sums[base + first : base + first + len(layers)] = row
-            else:
-                for layer, word in zip(layers, row, strict=True):
-                    self._sums[base + layer] = word
+            for layer, word in zip(layers, words[index::count], strict=True):
+                self._sums[position * width + layer] = word
 
     def result(self) -> StoreResult:
         """Return what the planning side is told."""

@@ -41,6 +41,11 @@ class WaveKeeper:
         self.reclaim()
         return bank.acquire(count, deadline)
 
+    def acquire_free(self, bank: SlotBank, count: int, runs: int) -> list[int]:
+        """Take runs of slots that are free now, see ``SlotBank.acquire_free``."""
+        self.reclaim()
+        return bank.acquire_free(count, runs)
+
     def dismiss(self, wave: Wave) -> bool:
         """Give a wave's slots back, now or, while I/O may still reach them, later.
 

@@ -27,6 +27,21 @@ def test_banks_do_not_share_slots():
     assert window.loads.acquire(1, 0.0) is None
 
 
+@given(st.lists(st.integers(0, 11), unique=True), st.integers(1, 5), st.integers(0, 6))
+def test_runs_that_are_free_now_are_taken_together(busy, count, runs):
+    bank = SlotBank(10, 12)
+    for _ in range(12):
+        bank.acquire(1, 0.0)
+    for slot in set(range(12)) - set(busy):
+        bank.release(10 + slot, 1)
+    taken = bank.acquire_free(count, runs)
+    slots = [slot for first in taken for slot in range(first, first + count)]
+    assert len(set(slots)) == len(slots) and not {slot - 10 for slot in slots} & set(busy)
+    assert bank.busy == len(busy) + len(slots) and len(taken) <= runs
+    if len(taken) < runs:
+        assert bank.acquire(count, 0.0) is None, "one more was free"
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 30)), max_size=80))
 def test_a_slot_is_never_given_out_twice(steps):
     bank = SlotBank(10, 12)
@@ -55,6 +70,8 @@ def test_release_of_a_free_slot_is_refused():
 def test_a_run_larger_than_the_bank_is_refused_at_once():
     with pytest.raises(GeometryError, match="5 slots"):
         SlotBank(0, 4).acquire(5, time.monotonic() + 60)
+    with pytest.raises(GeometryError, match="5 slots"):
+        SlotBank(0, 4).acquire_free(5, 1)
 
 
 def test_waiting_for_room_ends_with_the_release():

@@ -3,13 +3,16 @@
 
 import itertools
 import time
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti_engine import ChunkTransfer, StorePlan
+from tutti_engine.columns import unpack_words
 from tutti_engine.ring_window import SlotBank
+from tutti_engine.transfer import StoreJob
 from tutti_engine.wave_keeper import WaveKeeper
 from tutti_engine.waves import Wave
 
@@ -133,3 +136,17 @@ def test_refused_segments_are_offered_again_and_no_other(count, width, refusals,
     assert len(waits) == len(offered) - 1
     for before, after in itertools.pairwise(offered):
         assert set(after) < set(before) or after == before
+
+
+@given(
+    layers=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
+    positions=st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(sorted),
+    as_list=st.booleans(),
+)
+def test_checksums_of_any_layers_and_chunks_end_where_they_belong(layers, positions, as_list):
+    job = StoreJob(StorePlan(1, tuple(ChunkTransfer(b"k", n, ((0,),)) for n in range(8))), 6)
+    sums = array("Q", (1000 * position + layer + 1 for layer in layers for position in positions))
+    job.note(layers, positions, list(sums) if as_list else sums)
+    for position, row in enumerate(job.result().checksums):
+        expected = [1000 * position + n + 1 if n in layers and position in positions else 0 for n in range(6)]
+        assert list(unpack_words(row)) == expected
