@@ -223,7 +223,7 @@ class LoadPipeline:
             count = len(chosen.positions)
             bad = {chosen.positions[number % count] for number, ok in enumerate(matched) if not ok}
             self._counters.add("corrupt_chunks", len(bad))
-            job.fail(bad, errno.EBADMSG)
+            job.distrust(bad)
 
     def _expected(self, job: LoadJob, layers: Sequence[int], positions: Sequence[int]) -> array[int]:
         transfers, width = job.plan.transfers, self._num_layers

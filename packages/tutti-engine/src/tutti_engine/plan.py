@@ -80,6 +80,7 @@ class LoadResult:
         seconds: time from the first read to the last copy, without pauses between layers.
         untried: those of ``failed`` that were not read to their end, for lack of room or because another read
             hung before them; nothing is known against them.
+        corrupt: those of ``failed`` that were read and are not what was stored.
     """
 
     plan_id: int
@@ -88,6 +89,7 @@ class LoadResult:
     bytes_read: int = 0
     seconds: float = 0.0
     untried: tuple[int, ...] = ()
+    corrupt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

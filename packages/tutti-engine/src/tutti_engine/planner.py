@@ -80,6 +80,7 @@ class _Load:
     ranks_left: int
     failed: set[int] = field(default_factory=set)
     guilty: set[int] = field(default_factory=set)
+    corrupt: set[int] = field(default_factory=set)
     errno: int = 0
 
 
@@ -290,6 +291,7 @@ class Planner:
         self._count("load_microseconds", int(result.seconds * 1e6))
         load.failed.update(result.failed)
         load.guilty.update(set(result.failed) - set(result.untried))
+        load.corrupt.update(result.corrupt)
         load.errno = worse(load.errno, result.errno)
         load.ranks_left -= 1
         if load.ranks_left:
@@ -299,7 +301,7 @@ class Planner:
             if entry is None:
                 continue
             if position in load.guilty:
-                if load.errno == errno.EBADMSG and self._index.holds(entry):
+                if position in load.corrupt and self._index.holds(entry):
                     self._suspects.add(entry.chunk_id)
                     self._count("corrupt_chunks", 1)
                 self._index.drop(entry)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from array import array
@@ -76,6 +77,7 @@ class LoadJob(_Job):
         self._seconds = 0.0
         self._busy_until = float("-inf")
         self._untried: set[int] = set()
+        self._corrupt: set[int] = set()
 
     def skip(self, positions: Iterable[int], code: int) -> None:
         """Note that chunks were not read to their end, for which they are not to blame."""
@@ -83,6 +85,12 @@ class LoadJob(_Job):
             fresh = [position for position in positions if position not in self.errors]
             self._untried.update(fresh)
             self._fail(fresh, code)
+
+    def distrust(self, positions: Iterable[int]) -> None:
+        """Note chunks that were read and are not what was stored."""
+        with self._lock:
+            self._corrupt.update(positions)
+            self._fail(self._corrupt, errno.EBADMSG)
 
     def note_time(self, begin: float, end: float) -> None:
         """Add a stretch of time in which this load was worked on; stretches may overlap, by their ends."""
@@ -98,6 +106,7 @@ class LoadJob(_Job):
             self.bytes_read,
             self._seconds,
             tuple(sorted(self._untried)),
+            tuple(sorted(self._corrupt)),
         )
 
 

@@ -101,7 +101,7 @@ def test_place_that_the_owner_filled_anew_is_a_miss(owner: Side, tmp_path: Path)
         (plan,) = [planner.plan_load([(b"key-3", ((0,),))])]
         (transfer,) = plan.transfers
         assert side.read(transfer.chunk_id) != transfer.checksums[0], "not the bytes that were promised"
-        planner.complete_load(LoadResult(plan.plan_id, failed=(0,), errno=errno.EBADMSG))
+        planner.complete_load(LoadResult(plan.plan_id, failed=(0,), errno=errno.EBADMSG, corrupt=(0,)))
         assert planner.lookup_prefix([b"key-3"]) == 0
         assert planner.plan_store([(b"key-3", ((0,),))]) is None
         assert b"key-77" in seen.look().keys

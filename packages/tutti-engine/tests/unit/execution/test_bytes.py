@@ -41,7 +41,7 @@ def test_damaged_bytes_reach_no_page(rig):
     damaged[100] ^= 1
     rig.backend.bytes[0, 1] = bytes(damaged)
     result = rig.load((0, (10, 11)), (1, (12, 13)))
-    assert (result.failed, result.errno) == ((0,), errno.EBADMSG)
+    assert (result.failed, result.errno, result.corrupt) == ((0,), errno.EBADMSG, (0,))
     assert rig.executor.counters["corrupt_chunks"] == 1
     assert rig.content(10)[1] == bytes([POISON]) * rig.geometry.page_bytes
     assert rig.content(12) == contents[2]

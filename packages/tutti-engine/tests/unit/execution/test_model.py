@@ -202,7 +202,7 @@ class EngineModel(RuleBasedStateMachine):
                 assert len(result.checksums) == len(plan.transfers)
                 for transfer, sums in zip(plan.transfers, result.checksums, strict=True):
                     if sums is not None:
-                        self.damaged.discard(transfer.key)
+                        self.damaged.discard(transfer.chunk_id)
         assert not self.backend.misuse, self.backend.misuse[0]
         busy = {b for plan in self.loads.values() for t in plan.transfers for b in t.block_ids[0] if b != -1}
         for pages, expected in zip(self.pages, self.expected, strict=True):
@@ -266,7 +266,7 @@ class EngineModel(RuleBasedStateMachine):
             place = self.engine.planner._index.get(key).chunk_id, layer
             if data := self.backend.stored.get(place):
                 self.backend.stored[place] = bytes([data[0] ^ 1]) + data[1:]
-                self.damaged.add(key)
+                self.damaged.add(place[0])
                 self.load([KEYS.index(key)], by_layer=False, skip=False, lost=0)
 
     # The model.
@@ -284,9 +284,9 @@ class EngineModel(RuleBasedStateMachine):
     def end_load(self, result):
         plan = self.loads.pop(result.plan_id)
         assert set(result.untried) <= set(result.failed)
-        if result.errno == errno.EBADMSG:
-            bad = {plan.transfers[position].key for position in result.failed}
-            assert bad & self.damaged, "bytes were mixed up"
+        assert set(result.corrupt) <= set(result.failed)
+        corrupt = {plan.transfers[position].chunk_id for position in result.corrupt}
+        assert corrupt <= self.damaged, "bytes were mixed up"
         for position, transfer in enumerate(plan.transfers):
             blocks = [block for block in transfer.block_ids[0] if block != -1]
             if position not in result.failed:

@@ -197,7 +197,7 @@ def test_a_damaged_chunk_s_children_are_stored_again_with_it():
     planning = planner()
     serve(planning, b"a", b"b", b"c")
     plan = planning.plan_load([(b"b", ((0, 1),))])
-    planning.complete_load(LoadResult(plan.plan_id, (0,), errno.EBADMSG))
+    planning.complete_load(LoadResult(plan.plan_id, (0,), errno.EBADMSG, corrupt=(0,)))
     assert planning.resident_chunks == 1
     assert serve(planning, b"a", b"b", b"c") == 1
     assert planning.lookup_prefix([b"a", b"b", b"c"]) == 3
