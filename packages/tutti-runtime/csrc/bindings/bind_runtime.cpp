@@ -86,7 +86,8 @@ py::dict stats(StorageRuntime& runtime) {
                   "rejected"_a = stats.rejected, "completed"_a = stats.completed, "failed"_a = stats.failed,
                   "timed_out"_a = stats.timed_out, "canceled"_a = stats.canceled, "late"_a = stats.late,
                   "late_done"_a = stats.late_done, "bytes_read"_a = stats.bytes_read,
-                  "bytes_written"_a = stats.bytes_written, "direct_fallbacks"_a = stats.direct_fallbacks);
+                  "bytes_written"_a = stats.bytes_written, "direct_fallbacks"_a = stats.direct_fallbacks,
+                  "step_downs"_a = stats.step_downs);
 }
 
 }  // namespace

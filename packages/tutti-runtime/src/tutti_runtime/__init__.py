@@ -37,6 +37,7 @@ from tutti_runtime.requests import (
     SubmitResult,
 )
 from tutti_runtime.runtime import Runtime
+from tutti_runtime.windows import submit_all
 from tutti_runtime.write_policy import WritePolicy
 
 __version__ = "0.1.0"
@@ -71,4 +72,5 @@ __all__ = [
     "make_runtime",
     "make_striped_runtime",
     "resolve_extents",
+    "submit_all",
 ]
