@@ -149,6 +149,16 @@ def test_a_chunk_that_is_too_old_is_no_hit_and_goes():
     assert len(index) == 0
 
 
+def test_a_chunk_stored_late_is_as_old_as_the_prompt_that_it_belongs_to():
+    clock = Clock()
+    index = ChunkIndex(range(4), ttl_seconds=60, clock=clock)
+    store(index, b"a")
+    clock.now += 50
+    store(index, b"b", b"a")
+    clock.now += 20
+    assert index.lookup_prefix([b"a", b"b"]) == 0, "its start is too old"
+
+
 @pytest.mark.parametrize("now", [-5, 0, 10, 2**40])
 def test_a_clock_that_goes_astray_costs_no_chunk_that_fits(now):
     clock = Clock()
