@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 from tutti_engine.backend import SPI_VERSION, StorageBackend, check_spi_version
@@ -192,14 +193,22 @@ class Executor:
             self._idle.notify_all()
 
     def _end_of_store(self, job: StoreJob) -> None:
+        # What is overdue is looked at together with the result: a write that ends before is no news, one that
+        # ends after it is.
+        self._keeper.look_at(job.plan.plan_id, partial(self._report_store, job))
+
+    def _report_store(self, job: StoreJob, overdue: set[int]) -> None:
         with self._idle:
             if job.layers_left > 0 or job.waves_left or job.plan.plan_id not in self._store_jobs:
                 return
             del self._store_jobs[job.plan.plan_id]
-            self._results.append(job.result())
+            self._results.append(job.result(overdue))
             self._unfinished -= 1
             self._idle.notify_all()
 
     def _late_end(self, plan: Plan, positions: Sequence[int]) -> None:
-        if isinstance(plan, StorePlan):
-            self._results.append(StoreSettled(plan.plan_id, tuple(positions)))
+        if not isinstance(plan, StorePlan):
+            return
+        with self._idle:
+            if plan.plan_id not in self._store_jobs:
+                self._results.append(StoreSettled(plan.plan_id, tuple(positions)))

@@ -149,7 +149,6 @@ class StorePipeline:
         job.fail_each(errors)
         if not self._keeper.dismiss(wave):
             self._counters.add("overdue_waves")
-            job.unsettled.update(wave.positions)
         done = len(wave.positions) - len(errors)
         with self._lock:
             job.bytes_written += done * len(wave.layers) * self._segment_bytes

@@ -117,7 +117,6 @@ class StoreJob(_Job):
         super().__init__(num_layers)
         self.plan = plan
         self.waves_left = 0
-        self.unsettled: set[int] = set()
         self.bytes_written = 0
         self._num_layers = num_layers
         # Row after row, one a chunk.
@@ -139,8 +138,8 @@ class StoreJob(_Job):
             for layer, word in zip(layers, words[index::count], strict=True):
                 self._sums[position * width + layer] = word
 
-    def result(self) -> StoreResult:
-        """Return what the planning side is told."""
+    def result(self, unsettled: Iterable[int] = ()) -> StoreResult:
+        """Return what the planning side is told; writes of ``unsettled`` positions are still in flight."""
         checksums = tuple(
             None if position in self.errors else self._row(position)
             for position in range(len(self.plan.transfers))
@@ -148,7 +147,7 @@ class StoreJob(_Job):
         return StoreResult(
             self.plan.plan_id,
             checksums,
-            tuple(sorted(self.unsettled)),
+            tuple(sorted(unsettled)),
             self._worst_error,
             self.bytes_written,
         )

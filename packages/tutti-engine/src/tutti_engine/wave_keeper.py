@@ -59,6 +59,12 @@ class WaveKeeper:
         threading.Thread(target=self._await, args=(wave,), name="tutti-overdue", daemon=True).start()
         return False
 
+    def look_at(self, plan_id: int, then: Callable[[set[int]], None]) -> None:
+        """Call ``then`` with the positions of a plan that are overdue; none of them ends while it runs."""
+        with self._lock:
+            waves = self._overdue + self._lost
+            then({p for wave in waves if wave.plan.plan_id == plan_id for p in wave.positions})
+
     def reclaim(self) -> None:
         """Take back what has ended."""
         if not self._overdue:

@@ -89,6 +89,30 @@ def test_writes_that_wait_behind_a_hung_one_are_given_up(rig):
     assert set(rig.until(lambda results: len(results) == 2)) == {StoreSettled(1, (0,)), StoreSettled(2, (0,))}
 
 
+def test_a_late_write_of_one_layer_does_not_settle_a_later_one_of_the_same_chunk(rig):
+    rig = rig(io_timeout=0.1)
+    rig.backend.hold = True
+    keeper = rig.executor._keeper
+    dismiss = keeper.dismiss
+
+    def dismiss_and_end_the_first(wave):
+        now = dismiss(wave)
+        if not rig.backend.held[0].poll():
+            rig.backend.held[0].finish()
+            keeper.reclaim()
+        return now
+
+    keeper.dismiss = dismiss_and_end_the_first
+    plan = rig.store_plan((0, (0, 1)))
+    for layer in range(3):
+        rig.executor.store(plan, (layer,))
+    (result,) = rig.until(bool)
+    assert (result.checksums, result.unsettled) == ((None,), (0,)), "two layers are still in flight"
+    rig.let_go()
+    assert set(rig.until(bool)) == {StoreSettled(1, (0,))}
+    assert rig.executor.wait_idle(0.0) and keeper.overdue == 0
+
+
 def test_shutdown_reports_what_it_had_to_leave(rig):
     rig = rig()
     rig.backend.hold = True
