@@ -171,9 +171,16 @@ def four_drives(
     memory = window(2 * depth * block)
     unit = options.unit_kib << 10
     rows = []
-    names = [os.fsencode(root) for root in roots]
-    fixed = (options.data_path, options.direct, max(depth, 64), 4096, 4, 0, "last", names, unit)
-    with tr.Runtime(_core.make_file(*fixed, fault=fault)) as runtime:
+    settings: dict[str, Any] = {
+        "data_path": options.data_path,
+        "direct": options.direct,
+        "queue_depth": max(depth, 64),
+        "roots": [os.fsencode(root) for root in roots],
+        "unit": unit,
+    }
+    if fault is not None:
+        settings["fault"] = fault
+    with tr.Runtime(_core.make_file(**settings)) as runtime:
         handle = runtime.register_memory(int(memory.ctypes.data), memory.size)
         single = runtime.open((roots[0] / "data").as_uri())
         striped = runtime.open("striped://data")

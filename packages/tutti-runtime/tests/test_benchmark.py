@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark runs and prints a line per data path and block size."""
+"""The benchmarks run with tiny sizes and report what they are for."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,34 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "bandwidth.py"
+
+
+def report_of(name: str, folder: Path, *options: str) -> dict:
+    script = SCRIPT.with_name(name)
+    if not script.exists():
+        pytest.skip("the tests are apart from the benchmarks")
+    out = folder / "report.json"
+    command = [sys.executable, str(script), "--folder", str(folder), "--json", str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["report.json"]
+    return json.loads(out.read_text())
+
+
+def test_striping_reports_both_parts(tmp_path: Path) -> None:
+    sizes = ["--file-mib", "8", "--block-kib", "64", "--unit-kib", "64", "--rounds", "1", "--rate-mib", "8"]
+    report = report_of("striping.py", tmp_path, *sizes, "--direct", "auto", "--throttle", "fault")
+    assert [row["what"] for row in report["one_drive"]] == ["read", "write"]
+    assert all(row["ratio"] > 0 for row in report["one_drive"])
+    assert report["scaling"]["throttle"] == "fault path"
+    assert all(row["times_rate"] > 0 for row in report["scaling"]["rows"])
+
+
+def test_opening_is_reported_per_file(tmp_path: Path) -> None:
+    report = report_of("open_files.py", tmp_path, "--files", "20", "--rounds", "1")
+    assert report["files"] == 20
+    assert set(report["warm"]) == {"os.open + os.fstat", "open", "open_batch"}
+    assert all(value > 0 for value in report["warm"].values())
 
 
 def test_bandwidth_runs_with_tiny_sizes(tmp_path: Path) -> None:
