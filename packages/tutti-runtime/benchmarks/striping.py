@@ -197,7 +197,7 @@ def four_drives(
 
 def scaling(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The second part, with whichever throttle this machine lets us have."""
-    rate, size = options.rate_mib * MIB, options.rate_mib * MIB * 3 // (4 * MIB) * 4 * MIB
+    rate, size = options.rate_mib * MIB, options.rate_mib * MIB * options.seconds // (4 * MIB) * 4 * MIB
     if options.throttle != "fault":
         try:
             with throttled_drives(folder, rate, size) as roots:
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rate-mib", type=int, default=24, help="of each throttled drive, a second")
+    parser.add_argument("--seconds", type=int, default=3, help="that each run on throttled drives takes")
     parser.add_argument("--data-path", choices=["auto", "uring", "posix"], default="auto")
     parser.add_argument("--direct", choices=["auto", "on", "off"], default="on")
     parser.add_argument("--throttle", choices=["auto", "kernel", "fault"], default="auto")

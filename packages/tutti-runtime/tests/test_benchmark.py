@@ -26,7 +26,20 @@ def report_of(name: str, folder: Path, *options: str) -> dict:
 
 
 def test_striping_reports_both_parts(tmp_path: Path) -> None:
-    sizes = ["--file-mib", "8", "--block-kib", "64", "--unit-kib", "64", "--rounds", "1", "--rate-mib", "8"]
+    sizes = [
+        "--file-mib",
+        "8",
+        "--block-kib",
+        "64",
+        "--unit-kib",
+        "64",
+        "--rounds",
+        "1",
+        "--rate-mib",
+        "8",
+        "--seconds",
+        "1",
+    ]
     report = report_of("striping.py", tmp_path, *sizes, "--direct", "auto", "--throttle", "fault")
     assert [row["what"] for row in report["one_drive"]] == ["read", "write"]
     assert all(row["ratio"] > 0 for row in report["one_drive"])

@@ -159,7 +159,7 @@ def chains(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
     return extents
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(chains(), st.integers(0, 150 * PAGE))
 def test_answers_agree_with_a_page_by_page_model(extents: list[tuple[int, int, int, int]], size: int) -> None:
     expected = model(extents, size)
