@@ -11,9 +11,9 @@ from cache_samples import FORMS, Sample, Sizes
 
 import tutti_kv_kernels as tk
 
-# In one a block is one run, in the other runs of 34 bytes: words straddle runs.
+# In one form a block is one run, in the other runs of 102 bytes. A segment ends inside a word.
 SIZES = Sizes(L=2, B=6, N=3, H=2, C=17)
-COLUMNS, SLOTS = 2, 4
+COLUMNS, SLOTS = 3, 4
 
 
 class Stored:
@@ -26,7 +26,7 @@ class Stored:
         self.slot_bytes = self.data_bytes + 6
         self.window = torch.zeros(SLOTS * self.slot_bytes, dtype=torch.uint8)
         self.slots = torch.tensor([[2, 0], [1, 3]])
-        self.ids = torch.tensor([[0, 4], [5, 2]])
+        self.ids = torch.tensor([[0, 4, 1], [5, 2, 3]])
         self.checksums = self.cache.gather(self.ids, self.window, self.slots, self.slot_bytes)
         for storage in self.cache.storages:
             storage.fill_(0)
@@ -49,8 +49,8 @@ def swap(first: torch.Tensor, second: torch.Tensor) -> None:
 
 
 def swap_blocks(stored: Stored) -> None:
-    half = stored.data_bytes // 2
-    swap(stored.slot(0)[:half], stored.slot(0)[half:])
+    block = stored.data_bytes // COLUMNS
+    swap(stored.slot(0)[:block], stored.slot(0)[block : 2 * block])
 
 
 DAMAGE: dict[str, tuple[Callable[[Stored], object], list[int]]] = {
