@@ -24,7 +24,7 @@ from tutti_engine.simulator.sweep import CLAIRVOYANT, Row, Sweep, sweep
 from tutti_engine.simulator.synthetic import KINDS, make_trace
 from tutti_engine.simulator.trace import BLOCK_TOKENS, Request, read_trace, unique_blocks
 
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ADMISSION_SHARES = (0.05, 0.1)
 REAL = "trace"
 BEGIN, END = "<!-- tables: benchmarks/policies.py -->\n", "<!-- end of tables -->\n"
@@ -32,7 +32,7 @@ BEGIN, END = "<!-- tables: benchmarks/policies.py -->\n", "<!-- end of tables --
 
 def load(name: str, path: Path | None, count: int) -> list[Request]:
     """Return the requests of the real trace or of a made-up one."""
-    return read_trace(path) if name == REAL and path is not None else make_trace(name, count, seed=1)
+    return read_trace(path) if name == REAL and path is not None else make_trace(name, count, seed=2)
 
 
 def job(name: str, path: Path | None, count: int, share: float, partial: bool) -> tuple[str, bool, list[Row]]:
@@ -125,7 +125,7 @@ def main() -> None:
     """Replay, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("trace", type=Path, nargs="?", help="a real trace; none: made-up ones only")
-    parser.add_argument("--requests", type=int, default=6000, help="prompts of a made-up trace")
+    parser.add_argument("--requests", type=int, default=3000, help="prompts of a made-up trace")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--plot", type=Path)
