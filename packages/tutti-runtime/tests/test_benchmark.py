@@ -65,3 +65,18 @@ def test_bandwidth_runs_with_tiny_sizes(tmp_path: Path) -> None:
     assert [row[:3] for row in rows] == [["64", "KiB", "posix"], ["256", "KiB", "posix"]]
     assert all(float(rate) > 0 for row in rows for rate in row[3:5])
     assert not list(tmp_path.iterdir())
+
+
+def test_reads_under_writes_runs_with_a_modelled_drive(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("reads_under_writes.py")
+    if not script.exists():
+        pytest.skip("the tests are apart from the benchmarks")
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(script), "--folder", str(tmp_path), "--file-mib", "32", "--rounds", "1"]
+    command += ["--seconds", "0.1", "--device-mbs", "2000", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert list(rows) == ["reads alone", "paced", "not paced"]
+    assert all(row["read_gbs"] > 0 for row in rows.values())
+    assert "reads alone" in done.stdout

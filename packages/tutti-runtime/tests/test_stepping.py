@@ -110,7 +110,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 # Load the number of the system call; io_uring_setup (425) gives EPERM, all others go on.
 program = b"".join(
     struct.pack("HBBI", *line)
-    for line in [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+    for line in [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, 425),
+        (0x06, 0, 0, 0x00050000 | errno.EPERM),
+        (0x06, 0, 0, 0x7FFF0000),
+    ]
 )
 code = ctypes.create_string_buffer(program)
 filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(code)))

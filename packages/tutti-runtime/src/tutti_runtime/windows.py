@@ -86,6 +86,6 @@ def _wait_for_room(runtime: Runtime) -> None:
 def _no_room() -> BlockingIOError:
     return BlockingIOError(
         errno.EAGAIN,
-        "no room: others have had max_in_flight requests in flight, or max_results results uncollected, for a "
-        "second; wait for their batches",
+        "no room: others have had max_in_flight requests in flight, or max_results results uncollected, "
+        "for a second; wait for their batches",
     )

@@ -23,7 +23,7 @@ class WritePolicy:
     costs up to twice the time of a read one. Raises ``ValueError`` naming the field, the value and the rule.
     """
 
-    share: float = 0.04
+    share: float = 0.03
     busy_bytes_in_flight: int = 2 << 20
     bytes_in_flight: int = 32 << 20
     rate: float | None = None
