@@ -12,17 +12,27 @@
 #include <fstream>
 #include <vector>
 
+#include "tutti/runtime/data_path.hpp"
 #include "tutti/runtime/error.hpp"
 
 namespace tutti::runtime::detail {
 namespace {
 
 // Zero for memory that CUDA does not know: that is an error code, CUDA_ERROR_INVALID_VALUE, to the driver.
-unsigned memory_type(std::uint64_t address) noexcept {
+unsigned memory_type(std::uint64_t address) {
   unsigned type = 0;
   const shim::CuResult result =
       shim::cuda().pointer_get_attribute(&type, shim::kCuAttributeMemoryType, address);
   return result == shim::kCuSuccess ? type : 0;
+}
+
+// The device whose memory this is, -1 for none.
+int owner_of(std::uint64_t address) {
+  int owner = -1;
+  if (memory_type(address) == shim::kCuMemoryTypeDevice) {
+    shim::cuda().pointer_get_attribute(&owner, shim::kCuAttributeDeviceOrdinal, address);
+  }
+  return owner;
 }
 
 std::uint64_t last_of(std::uint64_t address, std::uint64_t size) { return address + size - 1; }
@@ -51,19 +61,15 @@ HostPin::~HostPin() {
   shim::cuda().context_pop(&mine);
 }
 
-void require_device_memory(std::uint64_t address, std::uint64_t size, int device) {
-  const shim::PrimaryContext context(device);
-  const shim::ScopedContext current(context.get());
-  for (const std::uint64_t place : {address, last_of(address, size)}) {
-    int owner = -1;
-    if (memory_type(place) != shim::kCuMemoryTypeDevice ||
-        shim::cuda().pointer_get_attribute(&owner, shim::kCuAttributeDeviceOrdinal, place) !=
-            shim::kCuSuccess ||
-        owner != device) {
-      throw InvalidArgument("address=" + std::to_string(address) + ", size=" + std::to_string(size) +
-                            ": part of this range is not memory of CUDA device " + std::to_string(device));
-    }
+int require_device_memory(std::uint64_t address, std::uint64_t size, int device) {
+  const int first = owner_of(address);
+  if (first < 0 || owner_of(last_of(address, size)) != first || (device != kAnyDevice && device != first)) {
+    throw InvalidArgument(
+        "address=" + std::to_string(address) + ", size=" + std::to_string(size) +
+        ": part of this range is not memory of " +
+        (device == kAnyDevice ? "one CUDA device" : "CUDA device " + std::to_string(device)));
   }
+  return first;
 }
 
 std::uint64_t device_pointer(std::byte* address, int device) {

@@ -69,6 +69,11 @@ Chosen choose(const FileConfig& config, const detail::FileSettings& files) {
     return {with_faults(detail::make_uring_path(files, config.queue_depth), config.fault),
             "data_path=\"uring\" was asked for"};
   }
+  // Never a choice of `auto`: it is of use for device memory only, which nobody has registered yet.
+  if (config.data_path == DataPathChoice::kCufile) {
+    return {with_faults(detail::make_cufile_path(files, config.threads, config.cufile_library), config.fault),
+            "data_path=\"cufile\" was asked for"};
+  }
   const auto make_posix = [files, threads = config.threads] {
     return detail::make_posix_path(files, threads);
   };

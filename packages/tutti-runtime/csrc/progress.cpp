@@ -50,6 +50,10 @@ Memory& StorageRuntime::find_word(const MemoryWord& word, std::uint64_t bytes, c
   if (memory == nullptr) {
     detail::bad_handle("memory", word.memory);
   }
+  if ((*memory)->kind == MemoryKind::kDevice) {
+    throw InvalidArgument(std::string(name) + " memory=" + std::to_string(word.memory) +
+                          " is device memory; a word must be in host memory, which the CPU reads and writes");
+  }
   const std::uint64_t size = (*memory)->size;
   if (word.offset % 8 != 0 || word.offset > size - bytes) {
     throw InvalidArgument(std::string(name) + " offset=" + std::to_string(word.offset) +
@@ -57,6 +61,13 @@ Memory& StorageRuntime::find_word(const MemoryWord& word, std::uint64_t bytes, c
                           " bytes behind it in the memory, which has size=" + std::to_string(size));
   }
   return **memory;
+}
+
+std::uint64_t StorageRuntime::word_address(std::uint64_t memory, std::uint64_t offset, std::uint64_t bytes) {
+  require_owner();
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  return reinterpret_cast<std::uint64_t>(find_word({memory, offset, 0}, bytes, "word").address) + offset;
 }
 
 /// Resolves words and makes what the batch needs; takes nothing yet.
@@ -163,6 +174,9 @@ void StorageRuntime::progress() noexcept {
     const TimePoint now = Clock::now();
     for (const HeldOps& held : held_) {
       until = std::min(until, now + pause_for(now - held.since));
+    }
+    if (progress_stops_) {
+      return;  // said while poll_held() or expire() had let go of the lock: nobody wakes this thread again
     }
     if (until == TimePoint::max()) {
       progress_wake_.wait(lock);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tutti/runtime/detail/make_memory.hpp"
 #include "tutti/runtime/detail/runtime_util.hpp"
 #include "tutti/runtime/error.hpp"
 
@@ -36,19 +37,6 @@ std::uint32_t next_runtime_id() {
 
 [[noreturn]] void too_many(const char* kind) {
   throw SystemError(EMFILE, std::string("2^20 ") + kind + " are open in this runtime; close some first");
-}
-
-bool is_mapped(std::uint64_t address, std::uint64_t size) {
-  constexpr std::uint64_t step = std::uint64_t{1} << 30;
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  std::vector<unsigned char> residency((std::min(step, size) + page - 1) / page);
-  for (std::uint64_t done = 0; done < size; done += step) {
-    void* part = reinterpret_cast<void*>(address + done);
-    if (::mincore(part, std::min(step, size - done), residency.data()) != 0) {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace
@@ -149,26 +137,18 @@ void StorageRuntime::close(std::uint64_t handle) {
   targets_.erase(handle);
 }
 
-std::uint64_t StorageRuntime::register_memory(std::uint64_t address, std::uint64_t size) {
+std::uint64_t StorageRuntime::register_memory(std::uint64_t address, std::uint64_t size, MemoryKind kind,
+                                              int device) {
   require_owner();
-  if (address == 0 || address % kMemoryAlignment != 0) {
-    throw InvalidArgument("address=" + std::to_string(address) + " must be a multiple of 65536 and not 0");
-  }
-  if (size == 0 || size % kIoAlignment != 0 || size > UINT64_MAX - address) {
-    throw InvalidArgument("size=" + std::to_string(size) +
-                          " must be a multiple of 4096 and more than 0, and end inside the address space");
-  }
-  if (!is_mapped(address, size)) {
-    throw InvalidArgument("address=" + std::to_string(address) + ", size=" + std::to_string(size) +
-                          ": part of this range is not mapped memory of the process");
-  }
-  auto memory = std::make_unique<Memory>();
-  memory->address = reinterpret_cast<std::byte*>(address);
-  memory->size = size;
   {
     std::lock_guard lock(mutex_);
     check_usable();
   }
+  if (kind == MemoryKind::kDevice && !path_->caps().device_memory) {
+    throw InvalidArgument("kind='device' is not supported by this data path, " + path_->caps().name +
+                          ": the CPU moves its bytes; use data_path=\"cufile\", or pinned_host memory");
+  }
+  auto memory = detail::make_memory(address, size, kind, device);
   path_->register_memory(*memory);
   Memory* const raw = memory.get();
   std::optional<std::uint64_t> handle;

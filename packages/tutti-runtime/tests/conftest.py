@@ -14,6 +14,7 @@ import pytest
 # Test files are imported without their folder on the path; the helpers beside them are not.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cuda_kit import LIBRARIES, FakeCuda, FakeCufile, build, real_driver
 from loop_kit import Loops, loops_of
 from runtime_kit import ALL_PATHS, FILE_PATHS, LoopMount, MakeFaulty, Setup, faulty, make, pair_id
 
@@ -22,6 +23,7 @@ from tutti_runtime import _core
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs root (loop mounts, resource limits)")
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
 
 @pytest.fixture
@@ -91,3 +93,22 @@ def make_faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make
         control.set_plan({})
         control.release()
         assert setup.runtime.shutdown(30.0)
+
+
+@pytest.fixture(scope="session")
+def fake_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("fakes"), *LIBRARIES)
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(fake_libraries: Path) -> FakeCuda:
+    if real_driver():
+        pytest.skip("a real CUDA driver is here, which the one for tests must not hide; the gpu tests use it")
+    return FakeCuda(fake_libraries)
+
+
+@pytest.fixture
+def fake_cufile(fake_cuda: FakeCuda) -> Iterator[FakeCufile]:
+    fake = FakeCufile(fake_cuda.cufile_path)
+    yield fake
+    fake.heal()

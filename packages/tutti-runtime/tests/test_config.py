@@ -84,7 +84,7 @@ def test_caps(setup: Setup) -> None:
     assert caps["memory_alignment"] == 65536
     assert caps["offset_alignment"] == caps["length_alignment"] == 4096
     assert caps["max_single_io_bytes"] == 2**30
-    assert caps["memory_kinds"] == ["host"]
+    assert caps["memory_kinds"] == ["host", "pinned_host"]
     assert caps["device_execution"] is False
     assert not set(caps["features_used"]) & set(caps["features_unused"])
     if setup.name == "uring":

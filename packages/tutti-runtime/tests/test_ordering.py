@@ -176,7 +176,7 @@ def test_a_word_that_never_comes_does_not_hold_up_the_end(setup: Setup) -> None:
         ({"timeout": "soon"}, TypeError, "timeout='soon'"),
         ({"timeout": True}, TypeError, "timeout=True"),
         ({"timeout": np.zeros(3)}, ValueError, "shape"),
-        ({"after": 7}, TypeError, "after=7"),
+        ({"after": 7.5}, TypeError, "after=7.5"),
         ({"after": tr.WordDependency(0, 0, 1)}, tr.InvalidHandleError, "memory handle 0"),
         ({"after": tr.WordDependency(-1, 0, 1)}, ValueError, "after.memory=-1"),
         ({"gate": "open"}, TypeError, "gate='open'"),

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <initializer_list>
 #include <string>
-#include <utility>
 
 #include "bindings.hpp"
 #include "tutti/runtime/config.hpp"
-#include "tutti/runtime/error.hpp"
 #include "tutti/runtime/testing/fault_path.hpp"
 
 namespace tutti::runtime::bindings {
@@ -70,7 +67,8 @@ Holder make_file(const py::kwargs& values) {
   settings.take<DataPathChoice>("data_path", config.data_path,
                                 {{"auto", DataPathChoice::kAuto},
                                  {"uring", DataPathChoice::kUring},
-                                 {"posix", DataPathChoice::kPosix}});
+                                 {"posix", DataPathChoice::kPosix},
+                                 {"cufile", DataPathChoice::kCufile}});
   settings.take<DirectPolicy>(
       "direct", config.direct,
       {{"auto", DirectPolicy::kAuto}, {"on", DirectPolicy::kOn}, {"off", DirectPolicy::kOff}});
@@ -83,6 +81,7 @@ Holder make_file(const py::kwargs& values) {
   settings.take("roots", config.roots);
   settings.take("unit", config.unit);
   settings.take("step_down_after", config.step_down_after);
+  settings.take("cufile_library", config.cufile_library);
   settings.take("fault", config.fault);
   py::dict policy;
   settings.take("write_policy", policy);

@@ -26,6 +26,7 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::o
       reinterpret_cast<std::uintptr_t>(requests.data()) % alignof(IoRequest) != 0) {
     throw py::type_error("requests must be a one-dimensional, contiguous, aligned array of REQUEST_DTYPE");
   }
+  free_let_go();
   const auto count = static_cast<std::size_t>(requests.shape(0));
   py::array_t<std::int32_t> errors(static_cast<py::ssize_t>(count));
   py::array_t<bool> accepted(static_cast<py::ssize_t>(count));
@@ -46,6 +47,7 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::o
 
 /// None at the timeout, else (status, bytes) and, where items are late, (late, late_handle).
 py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional<double> timeout) {
+  free_let_go();
   const std::uint64_t batch = to_handle(handle);
   const std::optional<Duration> limit = to_timeout(timeout);
   std::optional<Completion> completion;
@@ -64,6 +66,14 @@ py::object wait(StorageRuntime& runtime, const py::object& handle, std::optional
                         completion->late_handle);
 }
 
+py::list memory_kinds(const DataPathCaps& path) {
+  py::list kinds(py::make_tuple("host", "pinned_host"));
+  if (path.device_memory) {
+    kinds.append("device");
+  }
+  return kinds;
+}
+
 py::dict caps(StorageRuntime& runtime) {
   const StorageRuntime::Caps caps = runtime.caps();
   const bool stepped = !caps.path.stepped_down.empty();
@@ -75,7 +85,7 @@ py::dict caps(StorageRuntime& runtime) {
                   "length_alignment"_a = kIoAlignment, "max_single_io_bytes"_a = kMaxSingleIoBytes,
                   "max_batch_requests"_a = caps.max_in_flight, "max_in_flight"_a = caps.max_in_flight,
                   "max_open_files"_a = caps.path.max_open_files, "max_results"_a = caps.max_results,
-                  "memory_kinds"_a = py::list(py::make_tuple("host")), "device_execution"_a = false,
+                  "memory_kinds"_a = memory_kinds(caps.path), "device_execution"_a = false,
                   "features_used"_a = caps.path.features_used,
                   "features_unused"_a = caps.path.features_unused);
 }
@@ -102,13 +112,6 @@ Class bind_runtime(py::module_& module) {
              const std::uint64_t handle = to_handle(h);
              py::gil_scoped_release release;
              r.close(handle);
-           })
-      .def("register_memory", &StorageRuntime::register_memory, "address"_a, "size"_a, Release())
-      .def("unregister_memory",
-           [](StorageRuntime& r, const py::object& h) {
-             const std::uint64_t handle = to_handle(h);
-             py::gil_scoped_release release;
-             r.unregister_memory(handle);
            })
       .def("submit", &submit, "requests"_a, "timeout"_a = py::none(), "after"_a = py::none(),
            "gate"_a = py::none())

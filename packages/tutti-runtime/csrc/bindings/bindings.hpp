@@ -9,10 +9,14 @@
 
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "tutti/runtime/error.hpp"
 #include "tutti/runtime/storage_runtime.hpp"
 
 namespace tutti::runtime::bindings {
@@ -47,13 +51,29 @@ py::array_t<T> to_array(const std::vector<T>& values) {
 [[nodiscard]] SubmitOptions to_options(const py::object& timeout, const py::object& after,
                                        const py::object& gate);
 
+/// The choice that `value` names. @throws InvalidArgument
+template <typename T>
+T pick(const char* key, const std::string& value, std::initializer_list<std::pair<const char*, T>> choices) {
+  for (const auto& [name, choice] : choices) {
+    if (value == name) {
+      return choice;
+    }
+  }
+  throw InvalidArgument(std::string(key) + "='" + value + "' is not known");
+}
+
+/// Frees Python objects that batches kept alive and need no longer. Call it with the GIL held.
+void free_let_go();
+
 /// Makes exceptions of this library Python's. Once per module.
 void translate_errors();
 
 // One function per part; each adds its own to the module.
 using Class = py::class_<StorageRuntime, Holder>;
 Class bind_runtime(py::module_& module);
+void bind_cuda(py::module_& module);
 void bind_factories(py::module_& module, Class& runtime);
+void bind_memory(Class& runtime);
 void bind_targets(Class& runtime);
 void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tutti_runtime.write_policy import WritePolicy
@@ -13,19 +16,24 @@ from tutti_runtime.write_policy import WritePolicy
 __all__ = [
     "FILE_KEYS",
     "MEMORY_KEYS",
+    "MEMORY_KINDS",
     "STRIPED_KEYS",
     "check_choice",
     "check_file_settings",
+    "check_device",
     "check_int",
     "check_keys",
+    "check_library",
     "check_roots",
     "check_unit",
+    "find_cufile",
 ]
 
-DATA_PATHS = ("auto", "uring", "posix")
+DATA_PATHS = ("auto", "uring", "posix", "cufile")
 DIRECT_POLICIES = ("auto", "on", "off")
 NOFOLLOW_POLICIES = ("last", "all")
 KINDS = ("file", "striped", "memory")
+MEMORY_KINDS = ("host", "pinned_host", "device")
 
 FILE_KEYS = (
     "data_path",
@@ -38,6 +46,7 @@ FILE_KEYS = (
     "max_results",
     "write_policy",
     "step_down_after",
+    "cufile_library",
 )
 STRIPED_KEYS = ("roots", "unit", *FILE_KEYS)
 MEMORY_KEYS = ("max_in_flight",)
@@ -61,6 +70,32 @@ def check_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+def check_device(value: object) -> int:
+    """Return ``value`` if it can be the number of a CUDA device, else raise ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(f"device={value!r} must be the number of a CUDA device, from 0 up")
+    return value
+
+
+def check_library(key: str, value: object) -> str:
+    """Return ``value`` if it is ``""`` or an absolute path, else raise ``ValueError``."""
+    if not isinstance(value, str) or "\0" in value or (value and not Path(value).is_absolute()):
+        raise ValueError(f"{key}={value!r} must be '' or the absolute path of a library")
+    return value
+
+
+def find_cufile() -> str:
+    """Path of the ``libcufile.so.0`` of an installed ``nvidia-cufile`` package, or ``""``."""
+    for package, folder in (("nvidia.cu13", "lib"), ("nvidia.cufile", "lib"), ("nvidia", "cu13/lib")):
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
+            for root in (spec.submodule_search_locations or ()) if spec else ():
+                path = Path(root) / folder / "libcufile.so.0"
+                if path.is_file():
+                    return str(path)
+    return ""
+
+
 def check_int(key: str, value: object) -> int:
     """Return ``value`` if it is an int in the key's range, else raise ``ValueError``."""
     low, high = _RANGES[key]
@@ -82,8 +117,12 @@ def check_file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(value, WritePolicy):
                 raise ValueError(f"write_policy={value!r} must be a tutti_runtime.WritePolicy or None")
             native[key] = value.native()
+        elif key == "cufile_library":
+            native[key] = check_library(key, value)
         else:
             native[key] = check_int(key, value)
+    if native.get("data_path") == "cufile" and not native.get("cufile_library"):
+        native["cufile_library"] = find_cufile()
     return native
 
 

@@ -28,27 +28,32 @@ def make_file_runtime(
     nofollow: str = "last",
     write_policy: WritePolicy | None = None,
     step_down_after: int = 3,
+    cufile_library: str = "",
 ) -> Runtime:
     """Make a runtime for ``file://``, ``raw://`` and, with roots in the URI, ``striped://`` targets.
 
     Args:
-        data_path: ``"uring"``, ``"posix"``, or ``"auto"``: io_uring where the kernel has it, and the pool of
-            threads for what io_uring turns out not to be able to do.
+        data_path: ``"uring"``, ``"posix"``, ``"cufile"`` (GPUDirect Storage: the one for device memory; every
+            target keeps a descriptor there), or ``"auto"``: io_uring where the kernel has it, and the pool of
+            threads for what io_uring turns out not to be able to do, never cufile.
         direct: ``"on"`` (O_DIRECT or an error), ``"off"``, or ``"auto"``: O_DIRECT where the file system
             takes it.
         queue_depth: operations of one root (one drive) that io_uring holds at once.
         max_in_flight: accepted and unfinished requests.
         max_results: requests, unfinished or finished, of batches that nobody has waited for or abandoned; no
             fewer than ``max_in_flight``.
-        threads: posix threads for each root.
+        threads: posix threads for each root; cufile threads in all.
         max_open_files: descriptors that are kept; a target that was not used for the longest time loses its
             own and gets one again when it is used (``None``: a quarter of the process's limit, at most 1024).
         nofollow: ``"last"`` refuses a symbolic link as the last component of a path, ``"all"`` in any.
         write_policy: how writes share a root with reads (``None``: the defaults of :class:`WritePolicy`).
         step_down_after: with ``"auto"``, operations in a row that io_uring fails and the pool of threads can
             do, after which the runtime stays with the threads. Each of them succeeds all the same.
+        cufile_library: absolute path of ``libcufile.so.0``; by default that of an installed ``nvidia-cufile``
+            package, else where the loader finds it.
 
-    Raises ``ValueError`` naming the key, and ``OSError`` when ``"uring"`` is asked for and refused.
+    Raises ``ValueError`` naming the key, and ``OSError`` when ``"uring"`` or ``"cufile"`` is asked for and
+    cannot be had.
     """
     settings = {
         "data_path": data_path,
@@ -61,6 +66,7 @@ def make_file_runtime(
         "nofollow": nofollow,
         "write_policy": write_policy,
         "step_down_after": step_down_after,
+        "cufile_library": cufile_library,
     }
     return Runtime(_core.make_file(**config.check_file_settings(settings)))
 

@@ -58,7 +58,16 @@ def native_after(after: object) -> NativeWord | _core.Dependency | None:
         return after
     if isinstance(after, WordDependency):
         return _word("after", after)
-    raise TypeError(f"after={after!r} must be None or a tutti_runtime.WordDependency")
+    event = getattr(after, "cuda_event", after)
+    if isinstance(event, bool) or not isinstance(event, int | np.integer):
+        raise TypeError(
+            f"after={after!r} must be None, a tutti_runtime.WordDependency or a CUDA event: an int, or an "
+            "object with an int named cuda_event"
+        )
+    if not 0 < event < 1 << 64:
+        raise ValueError(f"after={after!r} is no CUDA event; one of torch exists once it was recorded")
+    # Held by the batch, and let go by one of the next calls, after the batch has begun.
+    return _core.CudaEvent(int(event), None if event is after else after)
 
 
 def native_gate(gate: object) -> NativeWord | _core.Gate | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti_runtime import _core, ordering
+from tutti_runtime import _core, config, ordering
 from tutti_runtime.errors import (
     ExtentError,
     ForkedRuntimeError,
@@ -145,20 +145,32 @@ class Runtime:
 
     # Memory
 
-    def register_memory(self, address: int, size: int, *, kind: str = "host", io_granularity: int = 0) -> int:
+    def register_memory(
+        self,
+        address: int,
+        size: int,
+        *,
+        kind: str = "host",
+        device: int | None = None,
+        io_granularity: int = 0,
+    ) -> int:
         """Make ``size`` bytes at ``address`` usable in requests and return a handle.
 
         ``address`` is a multiple of 64 KiB, ``size`` of 4 KiB. The memory stays the caller's and must stay
-        mapped until :meth:`unregister_memory`. ``io_granularity`` (bytes, multiple of 4 KiB that divides
-        ``size``, or 0) is the usual request length; the data paths of today make no use of it. Raises
-        ``ValueError``.
+        mapped until :meth:`unregister_memory`. ``kind``:
+
+        - ``"host"``: memory of this process.
+        - ``"pinned_host"``: the same, pinned by CUDA for every device until it is unregistered, so that
+          copies run asynchronously and streams can wait on words in it. Memory that CUDA has pinned already
+          is taken as it is. ``device`` (default 0) is a CUDA device whose primary context is kept meanwhile.
+        - ``"device"``: memory of a CUDA device (``device``; by default CUDA says which), on the ``cufile``
+          data path only.
+
+        ``io_granularity`` (bytes, multiple of 4 KiB that divides ``size``, or 0) is the usual request length;
+        the data paths of today make no use of it. Raises ``ValueError`` for what breaks a rule, and
+        ``OSError`` where CUDA is asked for and is missing (ENOENT, ENODEV) or refuses.
         """
-        if kind in ("pinned_host", "device"):
-            raise ValueError(
-                f"kind={kind!r} is not supported by this data path; caps()['memory_kinds'] is ['host']"
-            )
-        if kind != "host":
-            raise ValueError(f"kind={kind!r} must be 'host'")
+        config.check_choice("kind", kind, config.MEMORY_KINDS)
         for name, value in (("address", address), ("size", size), ("io_granularity", io_granularity)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
                 raise ValueError(f"{name}={value!r} must be an int from 0 to 2**64 - 1")
@@ -166,7 +178,9 @@ class Runtime:
             raise ValueError(
                 f"io_granularity={io_granularity} must be a multiple of 4096 that divides size={size}"
             )
-        memory = self._core.register_memory(address, size)
+        if device is not None:
+            config.check_device(device)
+        memory = self._core.register_memory(address, size, kind, -1 if device is None else device)
         self._say_notices()
         return memory
 

@@ -15,7 +15,7 @@ namespace testing {
 class FaultControl;
 }
 
-enum class DataPathChoice { kAuto, kUring, kPosix };
+enum class DataPathChoice { kAuto, kUring, kPosix, kCufile };
 enum class DirectPolicy {
   kAuto,  ///< O_DIRECT where the file system takes it, else buffered
   kOn,    ///< O_DIRECT or an error
@@ -34,7 +34,7 @@ struct FileConfig {
   std::uint32_t queue_depth = 64;       ///< uring: operations of one root in the ring at once, 1 to 4096
   std::uint32_t max_in_flight = 4096;   ///< accepted and not finished items, 1 to 1048576
   std::uint32_t max_results = 1 << 20;  ///< see StorageRuntime::Options; max_in_flight to 16777216
-  std::uint32_t threads = 4;            ///< posix: threads for each root, 1 to 256
+  std::uint32_t threads = 4;            ///< posix: for each root, cufile: in all; 1 to 256
   WritePolicy write_policy;             ///< how writes share a root with reads
   std::uint32_t step_down_after = 3;    ///< kAuto: failures in a row of the better data path, 1 to 1000
   std::uint32_t max_open_files = 0;     ///< descriptors; 0: a quarter of RLIMIT_NOFILE, at most 1024
@@ -42,6 +42,7 @@ struct FileConfig {
   std::vector<std::string> roots;                ///< of striped targets whose URI names none
   std::uint64_t unit = std::uint64_t{1} << 20;   ///< of striped targets whose URI names none, in bytes
   std::shared_ptr<testing::FaultControl> fault;  ///< for tests: makes the chosen data path misbehave
+  std::string cufile_library;  ///< cufile: path of libcufile.so.0; empty: the loader looks for it
 };
 
 /// @throws InvalidArgument for a number outside its range; SystemError when the data path cannot be made

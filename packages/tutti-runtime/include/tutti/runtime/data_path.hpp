@@ -67,10 +67,21 @@ class Target {
   std::uint64_t root_ = 0;
 };
 
+enum class MemoryKind {
+  kHost,        ///< mapped memory of this process
+  kPinnedHost,  ///< the same, and pinned by CUDA: copies run asynchronously, streams wait on words in it
+  kDevice,      ///< memory of a CUDA device
+};
+
+inline constexpr int kAnyDevice = -1;
+
 /// A registered memory range of the caller.
 struct Memory {
   std::byte* address = nullptr;
   std::uint64_t size = 0;
+  MemoryKind kind = MemoryKind::kHost;
+  int device = kAnyDevice;      ///< CUDA device that it belongs to, or lies beside; none for kHost
+  std::shared_ptr<void> pin;    ///< keeps pinned memory pinned
   int buffer_index = -1;        ///< place in a data path's own table of registered buffers, or -1
   std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
 };
@@ -112,6 +123,7 @@ struct DataPathCaps {
   std::map<std::string, std::string> features_unused;  ///< feature -> why not
   std::uint32_t max_open_files = 0;                    ///< descriptors of targets that are kept; 0: none
   std::string stepped_down;                            ///< why a better data path was given up, or empty
+  bool device_memory = false;                          ///< takes MemoryKind::kDevice
 };
 
 /// How many operations a data path works on at once. More may be given to it; they only wait.

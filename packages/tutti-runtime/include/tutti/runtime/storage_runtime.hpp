@@ -63,12 +63,18 @@ class StorageRuntime final : private CompletionSink {
   /// @throws InvalidHandle; Busy while I/O of the target is in flight.
   void close(std::uint64_t target);
 
-  /// The range stays the caller's and must stay mapped until unregistered.
-  /// @throws InvalidArgument for a base off 64 KiB, a size off 4 KiB or memory that is not mapped.
-  [[nodiscard]] std::uint64_t register_memory(std::uint64_t address, std::uint64_t size);
+  /// The range stays the caller's and must stay mapped until unregistered. `device`: see make_memory().
+  /// @throws InvalidArgument for a base off 64 KiB, a size off 4 KiB, memory that is not of its kind or a
+  /// kind that the data path cannot reach; SystemError when CUDA is asked for and refuses.
+  [[nodiscard]] std::uint64_t register_memory(std::uint64_t address, std::uint64_t size,
+                                              MemoryKind kind = MemoryKind::kHost, int device = kAnyDevice);
 
   /// @throws InvalidHandle; Busy while I/O on the memory is in flight.
   void unregister_memory(std::uint64_t memory);
+
+  /// Address of `bytes` bytes at a multiple of 8 in registered host memory, for streams to wait on or write.
+  /// @throws InvalidHandle, InvalidArgument
+  [[nodiscard]] std::uint64_t word_address(std::uint64_t memory, std::uint64_t offset, std::uint64_t bytes);
 
   /// Starts what it can. `errors[i]` becomes 0 (accepted) or EINVAL, EBADF, EACCES, EAGAIN (rejected): EAGAIN
   /// also when results of `max_results` items have not been collected. The gate of a batch of which nothing

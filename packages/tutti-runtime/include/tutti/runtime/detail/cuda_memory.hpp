@@ -27,8 +27,9 @@ class HostPin {
   bool ours_ = false;
 };
 
-/// @throws InvalidArgument unless both ends of the range are memory of that device; SystemError without CUDA.
-void require_device_memory(std::uint64_t address, std::uint64_t size, int device);
+/// @returns the device that owns the range. @throws InvalidArgument unless both of its ends are memory of one
+/// device, which is `device` when that is not kAnyDevice; SystemError without CUDA.
+int require_device_memory(std::uint64_t address, std::uint64_t size, int device);
 
 /// The address under which kernels on `device` see pinned host memory. @throws SystemError
 [[nodiscard]] std::uint64_t device_pointer(std::byte* address, int device);

@@ -45,4 +45,10 @@ struct StripeDefaults {
 [[nodiscard]] std::unique_ptr<DataPath> make_striped_path(std::unique_ptr<DataPath> next,
                                                           StripeDefaults defaults);
 
+/// cuFile on a pool of `threads` threads, with a descriptor of its own for every target; `library` is
+/// libcufile's file, or empty for the loader's search.
+/// @throws SystemError where CUDA or cuFile cannot be used.
+[[nodiscard]] std::unique_ptr<DataPath> make_cufile_path(FileSettings files, std::uint32_t threads,
+                                                         const std::string& library);
+
 }  // namespace tutti::runtime::detail
