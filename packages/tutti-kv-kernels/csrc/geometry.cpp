@@ -42,6 +42,8 @@ void check_fields(const Plane& plane, std::size_t row, std::size_t storages) {
        plane.token_dim);
   need(plane.first_token >= 0 && plane.first_token <= kMaxFirstToken, "0 to 2^40", "first_token",
        plane.first_token);
+  need(plane.first_token == 0 || !counts_tokens(plane), "0 where a block is one token", "first_token",
+       plane.first_token);
   for (const Extent& extent : extents_of(plane)) {
     need(extent.count > 0, "positive", "a count", extent.count);
     need(extent.stride >= 0, "at least 0", "a stride", extent.stride);
@@ -121,6 +123,10 @@ void finish_layer(Layer& layer, std::size_t index) {
       refuse("planes of layer ", index, " must have equally many blocks, got ", ids_of(layer.planes.front()),
              " and ", ids_of(plane));
     }
+    if (counts_tokens(plane) != counts_tokens(layer.planes.front())) {
+      refuse("planes of layer ", index, " must have ids that count alike: token_dim ", Plane::kBlockIsToken,
+             " in all or in none, got ", layer.planes.front().token_dim, " and ", plane.token_dim);
+    }
     bytes += packed_bytes(plane);
     divided = divided && plane.token_dim != Plane::kOpaque;
     tokens = std::max(tokens, plane.first_token + tokens_of(plane));
@@ -174,12 +180,13 @@ std::vector<Layer> make_layers(std::span<const std::int64_t> table,
   for (std::size_t row = 0; row < table.size() / kColumns; ++row) {
     const auto numbers = table.subspan(row * kColumns, kColumns);
     const Plane plane = plane_of(numbers);
-    const auto layer = static_cast<std::uint64_t>(numbers[0]);
-    if (layer != layers.size() && layer + 1 != layers.size()) {
+    const std::int64_t layer = numbers[0];
+    const auto count = static_cast<std::int64_t>(layers.size());
+    if (layer < 0 || layer > count || layer < count - 1) {
       refuse("planes[", row, "]: layer must be sorted from 0 without gaps, got ", numbers[0]);
     }
     check_plane(plane, row, storage_bytes);
-    if (layer == layers.size()) {
+    if (layer == count) {
       layers.emplace_back();
     }
     layers.back().planes.push_back(plane);

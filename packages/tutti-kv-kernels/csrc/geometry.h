@@ -49,6 +49,11 @@ inline constexpr std::int64_t kNoBlock = -1;
   return plane.num_blocks * plane.tokens_per_block;
 }
 
+// Whether ids count tokens (a slot mapping) rather than blocks.
+[[nodiscard]] TUTTI_KV_HD constexpr bool counts_tokens(const Plane& plane) noexcept {
+  return plane.token_dim == Plane::kBlockIsToken;
+}
+
 // First byte of block (or token) `id`, 0 <= id < ids_of(plane), from the start of the plane's storage.
 [[nodiscard]] TUTTI_KV_HD constexpr std::int64_t block_address(const Plane& plane, std::int64_t id) noexcept {
   if (plane.tokens_per_block == 1) {
@@ -68,7 +73,7 @@ inline constexpr std::int64_t kNoBlock = -1;
   if (plane.token_dim == Plane::kOpaque) {
     return 0;
   }
-  return plane.token_dim == Plane::kBlockIsToken ? 1 : plane.counts[plane.token_dim];
+  return counts_tokens(plane) ? 1 : plane.counts[plane.token_dim];
 }
 
 // One layer: its planes packed one after the other make a block, `block_bytes` long.

@@ -68,8 +68,7 @@ TokenRange tokens_of(const Layer& layer, const Segments& segments, std::size_t i
 // The id as the plan keeps it.
 std::int64_t checked_id(const Layer& layer, std::int64_t id, std::size_t row, std::int64_t column,
                         bool may_miss) {
-  const bool counts_tokens = layer.planes.front().token_dim == Plane::kBlockIsToken;
-  if (id < 0 && may_miss && (id == kNoBlock || counts_tokens)) {
+  if (id < 0 && may_miss && (id == kNoBlock || counts_tokens(layer.planes.front()))) {
     return kNoBlock;
   }
   if (id < 0 || id >= layer.num_ids) {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tutti_kv_kernels as tk
-from tutti_kv_kernels.plane import PLANE_COLUMNS, planes_table
+from tutti_kv_kernels.plane import BLOCK_IS_TOKEN, PLANE_COLUMNS, planes_table
 
 OPS = torch.ops.tutti_kv_kernels
 POISON = 0xA5
@@ -112,6 +112,14 @@ REFUSED_PLANES: dict[str, tuple[list[list[tk.Plane]], str]] = {
     "negative stride": ([[replace(GOOD, strides=(0, 0, -32))]], "a stride must be at least 0, got -32"),
     "token dimension": ([[replace(GOOD, token_dim=4)]], "token_dim must be -1 to 3, got 4"),
     "first token": ([[replace(GOOD, first_token=-1)]], r"first_token must be 0 to 2\^40, got -1"),
+    "first token of a token": (
+        [[replace(GOOD, token_dim=BLOCK_IS_TOKEN, first_token=2)]],
+        "first_token must be 0 where a block is one token, got 2",
+    ),
+    "ids of two kinds": (
+        [[replace(GOOD, token_dim=BLOCK_IS_TOKEN), GOOD]],
+        "planes of layer 0 must have ids that count alike: token_dim 3 in all or in none, got 3 and 2",
+    ),
     "runs that overlap": (
         [[replace(GOOD, strides=(0, 0, 15))]],
         "planes.0. overlaps itself: it takes 2 steps of 15 bytes over parts of 16 bytes",
@@ -150,6 +158,7 @@ def test_refused_planes(case: str) -> None:
             r"planes\[0\]: layer must be sorted from 0 without gaps, got 1",
         ),
         (planes_table([[GOOD], [GOOD], [GOOD]])[::2].contiguous(), r"planes\[1\]: layer must be sorted"),
+        (planes_table([[GOOD]]) - torch.eye(1, PLANE_COLUMNS).long(), "from 0 without gaps, got -1"),
     ],
 )
 def test_refused_tables(table: torch.Tensor, rule: str) -> None:
