@@ -65,6 +65,19 @@ def test_pages_are_packed_as_they_lie_head_by_head(order: str, sizes: dict[str, 
     assert cache.layer_names == tuple(placements[0][0].layers)
 
 
+def test_heads_of_a_padded_block_and_of_a_group_with_fewer_layers() -> None:
+    """In BHLNC the heads of a block are as far apart as the layers of their own group take."""
+    memory = torch.randint(0, 256, (4 * 100,), dtype=torch.uint8)
+    groups = [(Placed(["a", "b", "c"], 16, 100), memory), (Placed(["d", "e"], 16, 100), memory)]
+    cache = tk.PagedCache.from_placements(
+        groups, kv_cache_layout="BHLNC", page_bytes=32, num_blocks=4, num_heads=2
+    )
+    window = torch.zeros(32, dtype=torch.uint8)
+    for layer, heads in enumerate([(0, 48), (16, 64), (32, 80), (0, 32), (16, 48)]):
+        cache.gather(torch.tensor([[3]]), window, torch.tensor([0]), 32, layers=layer)
+        assert window.equal(torch.cat([memory[300 + at :][:16] for at in heads])), cache.layer_names[layer]
+
+
 def shared() -> tuple[tk.PagedCache, torch.Tensor]:
     """Two groups over the same bytes: pages of 64 bytes, and pages of 128 bytes with half as many blocks."""
     memory = torch.randint(0, 256, (8 * 128,), dtype=torch.uint8)
@@ -122,6 +135,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"num_heads": {"a": 2}}, "layer 'b': num_heads must be an int of at least 1, got None"),
     "no page": ({"page_bytes": 0}, "layer 'a': page_bytes must be an int of at least 1, got 0"),
     "beyond its memory": ({"num_blocks": 16}, "the layout reaches beyond pages: planes.1. has 16 blocks"),
+    "fewer heads than there are, BHLNC": (
+        {"kv_cache_layout": "BHLNC", "placements": [(Placed(["a", "b"], 128, 1024), MEMORY)], "num_heads": 1},
+        "layer 'a': its run of 256 bytes .1 heads in a page of 256. reaches into the next layer.* 128 bytes",
+    ),
+    "more heads than there are, BHLNC": (
+        {"kv_cache_layout": "BHLNC", "placements": [(Placed(["a", "b"], 128, 1024), MEMORY)], "num_heads": 4},
+        "layer 'a': layer_stride must be 64 in BHLNC, one of 4 heads in a page of 256 bytes, got 128",
+    ),
+    "more heads than there are, LHBNC": (
+        {"num_heads": 4},
+        "layer 'a': block_stride must be 64 in LHBNC, one of 4 heads in a page of 256 bytes, got 128",
+    ),
+    "overlapping layers": (
+        {"kv_cache_layout": "LBHNC", "placements": [(Placed(["a", "b"], 128, 256), MEMORY)]},
+        "layer 'a': its run of 256 bytes .* reaches into the next layer",
+    ),
     "overlapping blocks": (
         {"kv_cache_layout": "LBHNC", "num_heads": 1},
         "overlaps itself: it takes 4 steps of 128 bytes over parts of 256 bytes",

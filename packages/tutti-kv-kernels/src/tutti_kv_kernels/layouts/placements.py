@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from tutti_kv_kernels.errors import LayoutError
 from tutti_kv_kernels.layouts.storages import StorageList
 from tutti_kv_kernels.layouts.strided import BlockTable, IdKind
 from tutti_kv_kernels.layouts.views import known_layout
-from tutti_kv_kernels.plane import OPAQUE, Plane
+from tutti_kv_kernels.plane import Plane
 
 __all__ = ["Placement", "planes_of_placements"]
 
@@ -77,38 +78,40 @@ def planes_of_placements(
                 _number(page_bytes, name, "page_bytes"),
             )
             heads = 1 if order in _ONE_RUN else _number(num_heads, name, "num_heads")
-            layers[name] = [_split_heads(page, heads, order, name)]
+            layers[name] = [_split_heads(page, heads, order, placement, name)]
     return layers
 
 
 _ONE_RUN = frozenset({"LBHNC", "LBNHC", "BLHNC", "BLNHC"})
 
 
-def _split_heads(page: Plane, heads: int, order: str, name: str) -> Plane:
-    if heads == 1:
-        return page
+def _split_heads(page: Plane, heads: int, order: str, placement: Placement, name: str) -> Plane:
     if page.run_bytes % heads != 0:
         raise LayoutError(f"layer {name!r}: page_bytes {page.run_bytes} are not divided by {heads} heads")
     run_bytes = page.run_bytes // heads
-    # In LHBNC a head's blocks lie side by side, then come those of the next head; in BHLNC a block's heads
-    # are equally far apart, with the other layers' parts of the same head between them.
-    if order == "BHLNC" and page.block_stride % heads != 0:
-        raise LayoutError(f"layer {name!r}: block_stride {page.block_stride} is not divided by {heads} heads")
-    stride = page.block_stride * page.num_blocks if order == "LHBNC" else page.block_stride // heads
-    return Plane(
-        page.storage,
-        page.offset,
-        page.block_stride,
-        page.num_blocks,
-        run_bytes,
-        counts=(1, 1, heads),
-        strides=(0, 0, stride),
-        token_dim=OPAQUE,
-    )
+    if len(placement.layers) > 1 and placement.layer_stride < run_bytes:
+        raise LayoutError(
+            f"layer {name!r}: its run of {run_bytes} bytes ({heads} heads in a page of {page.run_bytes}) "
+            f"reaches into the next layer, which begins layer_stride {placement.layer_stride} bytes later"
+        )
+    if heads == 1:
+        return page
+    # In LHBNC a head's blocks lie side by side, then come those of the next head; in BHLNC its layers do.
+    # Not block_stride / heads in BHLNC: a block may be padded, or belong to a group of more layers too.
+    if order == "LHBNC":
+        what, step, count = "block_stride", placement.block_stride, page.num_blocks
+    else:
+        what, step, count = "layer_stride", placement.layer_stride, len(placement.layers)
+    if step != run_bytes:
+        raise LayoutError(
+            f"layer {name!r}: {what} must be {run_bytes} in {order}, one of {heads} heads in a page of "
+            f"{page.run_bytes} bytes, got {step}"
+        )
+    return replace(page, run_bytes=run_bytes, counts=(1, 1, heads), strides=(0, 0, step * count))
 
 
 def _number(value: int | Mapping[str, int], name: str, what: str) -> int:
-    found = value if isinstance(value, int) else value.get(name)
+    found = value.get(name) if isinstance(value, Mapping) else value
     if type(found) is not int or found < 1:
         raise LayoutError(f"layer {name!r}: {what} must be an int of at least 1, got {found!r}")
     return found
