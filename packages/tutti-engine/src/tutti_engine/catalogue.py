@@ -28,7 +28,8 @@ from tutti_engine.catalogue_link import Link
 from tutti_engine.catalogue_lists import retired_slots
 from tutti_engine.catalogue_reading import read_counters, resident_chunks
 from tutti_engine.catalogue_record import Record, as_records, checked
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import StoredChecksums
 from tutti_engine.errors import CatalogueError
 
 __all__ = ["CATALOGUE_NAME", "Catalogue", "Record", "read_counters", "resident_chunks"]
@@ -172,7 +173,7 @@ class Catalogue:
 
         Raises CatalogueError when the rows cannot be read.
         """
-        sums = ChecksumTable(num_slots, ranks, part_bytes)
+        sums = StoredChecksums(num_slots, ranks, part_bytes)
         found = self._call(lambda: self._ahead.load(self._link.get(), sums))
         if found is None:
             if before_reading is not None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from tutti_engine import catalogue_file as file
 from tutti_engine.catalogue_batch import Batch
 from tutti_engine.catalogue_mirror import Mirror
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
 from tutti_engine.catalogue_scrub import Scrub
+from tutti_engine.checksum_table import StoredChecksums
 
 __all__ = ["Ahead"]
 
@@ -29,7 +30,7 @@ class Ahead:
         self._mirror: Mirror | None = None
         self._scrub: Scrub | None = None
 
-    def load(self, connection: sqlite3.Connection, checksums: ChecksumTable) -> Residents | None:
+    def load(self, connection: sqlite3.Connection, checksums: StoredChecksums) -> Residents | None:
         """Return the residents by way of the slot table; None if every row has to be read."""
         self._mirror = Mirror(self._path.parent, checksums)
         found = self._mirror.load(connection)
@@ -37,7 +38,7 @@ class Ahead:
             self._scrub = Scrub.of(connection)
         return found
 
-    def read(self, connection: sqlite3.Connection, checksums: ChecksumTable) -> Residents:
+    def read(self, connection: sqlite3.Connection, checksums: StoredChecksums) -> Residents:
         """Return the residents from the database, and begin a new slot table."""
         rows = connection.execute("SELECT * FROM chunks")
         found = Residents.from_rows([], checksums)

@@ -13,7 +13,8 @@ from tutti_engine import catalogue_file as file
 from tutti_engine import catalogue_lists as lists
 from tutti_engine.catalogue_batch import Batch
 from tutti_engine.catalogue_record import Record, is_sound
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import StoredChecksums
 from tutti_engine.slot_table import SLOT_TABLE_NAME, Row, SlotTable
 
 __all__ = ["MIN_SLOTS", "Mirror"]
@@ -38,12 +39,12 @@ class Mirror:
     and nothing else: the list then goes on growing, or the file's id is no longer the database's.
     """
 
-    def __init__(self, directory: Path, checksums: ChecksumTable) -> None:
+    def __init__(self, directory: Path, checksums: StoredChecksums) -> None:
         self._path = directory / SLOT_TABLE_NAME
         self._checksums = checksums
         self._num_slots = checksums.num_slots
         self._ranks = checksums.ranks
-        self._checksum_bytes = checksums.ranks * checksums.part_bytes
+        self._checksum_bytes = checksums.width
         self._table: SlotTable | None = None
         self._built = 0
         self._unsynced = 0
@@ -70,6 +71,8 @@ class Mirror:
             for slot in slots:
                 write_row(table, slot, rows.get(slot))
             residents = table.load(self._checksums)
+            if residents is not None:
+                table.serve(self._checksums)
         except (OSError, ValueError, IndexError) as error:
             log.info("%s is not used: %s", self._path, error)
             residents = None
@@ -107,6 +110,7 @@ class Mirror:
             if self._built == self._num_slots:
                 table.sync()
                 file.set_table_id(connection, table.identity)
+                table.serve(self._checksums)
                 self._unsynced = 0
 
     def before(self, connection: sqlite3.Connection, batch: Batch) -> None:
@@ -155,6 +159,8 @@ class Mirror:
                 if slot >= self._built:
                     continue
                 write_row(table, slot, row)
+                if row is not None:
+                    self._checksums.written(slot, row[4])
             self._unsynced += len(planned)
             if self._unsynced >= SYNC_CHANGES:
                 self.sync(connection)

@@ -8,53 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 from tutti_engine.catalogue_record import Record
+from tutti_engine.checksum_table import ChecksumTable
 
-__all__ = ["ChecksumTable", "Residents"]
-
-
-class ChecksumTable:
-    """Checksums of every chunk slot in one block of memory, 8 bytes a layer and rank.
-
-    Args:
-        num_slots: slots, from 0.
-        ranks: parts of one slot.
-        part_bytes: bytes of one part.
-    """
-
-    __slots__ = ("_data", "_width", "num_slots", "part_bytes", "ranks")
-
-    def __init__(self, num_slots: int, ranks: int, part_bytes: int) -> None:
-        self.num_slots = num_slots
-        self.ranks = ranks
-        self.part_bytes = part_bytes
-        self._width = ranks * part_bytes
-        self._data = bytearray(num_slots * self._width)
-
-    @property
-    def data(self) -> bytearray:
-        """The block itself: slot by slot, in it rank by rank."""
-        return self._data
-
-    def get(self, slot: int) -> tuple[bytes, ...]:
-        """Return the parts of a slot, one a rank. Raises ValueError for a slot out of range."""
-        start = self._start(slot)
-        size = self.part_bytes
-        return tuple(bytes(self._data[at : at + size]) for at in range(start, start + self._width, size))
-
-    def set(self, slot: int, parts: Sequence[bytes]) -> None:
-        """Store the parts of a slot. Raises ValueError for a slot or sizes that do not fit."""
-        start = self._start(slot)
-        joined = b"".join(parts)
-        if len(parts) != self.ranks or len(joined) != self._width:
-            raise ValueError(
-                f"checksums must be {self.ranks} parts of {self.part_bytes} bytes, not {[*map(len, parts)]}"
-            )
-        self._data[start : start + self._width] = joined
-
-    def _start(self, slot: int) -> int:
-        if not 0 <= slot < self.num_slots:
-            raise ValueError(f"slot {slot} is outside 0..{self.num_slots - 1}")
-        return slot * self._width
+__all__ = ["Residents"]
 
 
 class Residents(Sequence[Record]):
@@ -102,10 +58,7 @@ class Residents(Sequence[Record]):
         self.slots.extend(slots)
         self.generations.extend(generations)
         self.last_used.extend(last_used)
-        width = self.checksums.ranks * self.checksums.part_bytes
-        data = self.checksums.data
-        for slot, blob in zip(slots, blobs):
-            data[slot * width : (slot + 1) * width] = blob
+        self.checksums.fill(slots, blobs)
 
     def clear(self) -> None:
         """Forget all columns, when they have been taken over."""

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, pairwise, repeat
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from tutti_engine.catalogue_residents import ChecksumTable
+from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.chunk_tree import ChunkTree
 from tutti_engine.plan import ChunkId, ChunkKey
 from tutti_engine.policies.eviction import NO_USE, EvictionPolicy, SlotColumns, Use
@@ -93,6 +93,7 @@ class ChunkIndex:
         self._fillings = array("I", bytes(4 * self.capacity))
         self._tree = ChunkTree(self.capacity)
         self._checksums: ChecksumTable | None = None
+        self._sums_by_id = False
         self._pins: dict[int, int] = {}
         self._kept: set[bytes] = set()
         self._leaving: list[Entry] = []
@@ -114,10 +115,10 @@ class ChunkIndex:
         """Take over what was stored before this process: equally long columns, least recently used first.
 
         Called at most once, while the index is empty. ``slots`` are positions in ``chunk_ids``; ``checksums``
-        is taken over as it is. A key that comes twice keeps its later place.
+        is by chunk id, and is the index's from now on. A key that comes twice keeps its later place.
         """
         columns, now = self.columns, self._now()
-        self._checksums = checksums
+        self._adopt(checksums, slots)
         stored = self._stored = dict(zip(keys, slots))
         order = list(stored.values()) if len(stored) == len(keys) else None
         if max(seconds, default=0) > now:
@@ -145,6 +146,19 @@ class ChunkIndex:
         self._policy.restore(order)
         if self._tenants is not None:
             self._tenants.restore(order)
+
+    def _adopt(self, checksums: ChecksumTable, slots: Sequence[int]) -> None:
+        rows = range(checksums.num_slots)
+        self._sums_by_id = self._slots is not None and all(
+            isinstance(chunk_id, int) and chunk_id in rows for chunk_id in self._chunk_ids
+        )
+        self._checksums = checksums
+        if self._slots is not None and not self._sums_by_id:
+            self._checksums = ChecksumTable(self.capacity, checksums.ranks, checksums.part_bytes)
+            for slot in slots:
+                chunk_id = self._chunk_ids[slot]
+                assert isinstance(chunk_id, int)
+                self._checksums.set(slot, checksums.get(chunk_id))
 
     def slots_of(self, chunk_ids: list[int]) -> list[int]:
         """Return the positions of places; the list itself when they are equal to it."""
@@ -198,7 +212,13 @@ class ChunkIndex:
 
     def checksums(self, entry: Entry) -> tuple[bytes, ...]:
         """Return the checksums of a stored chunk, for each rank one 64-bit little-endian word a layer."""
-        return () if self._checksums is None else self._checksums.get(entry.slot)
+        return () if self._checksums is None else self._checksums.get(self._row(entry.slot))
+
+    def _row(self, slot: int) -> int:
+        """Return where the table has a slot's checksums."""
+        if not self._sums_by_id:
+            return slot
+        return cast("int", self._chunk_ids[slot])
 
     # Use.
 
@@ -305,7 +325,7 @@ class ChunkIndex:
         if checksums:
             if self._checksums is None:
                 self._checksums = ChecksumTable(self.capacity, len(checksums), len(checksums[0]))
-            self._checksums.set(slot, checksums)
+            self._checksums.set(self._row(slot), checksums)
         self._stored[entry.key] = slot
         self._state[slot] = STORED
         self._tick += 1
@@ -493,6 +513,8 @@ class ChunkIndex:
         self._detach(slot)
         self._state[slot] = LEAVING
         self._keys[slot] = None
+        if self._checksums is not None:
+            self._checksums.forget(self._row(slot))
         if slot not in self._pins:
             entry = Entry(ChunkKey(key), self._chunk_ids[slot], slot, self._fillings[slot])
             self._leaving.append(entry)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tutti_engine.catalogue_record import Record, as_row
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.chunk_index import ChunkIndex
 
 __all__ = ["generation_of", "restore"]
@@ -31,6 +32,8 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
     """
     found = records if isinstance(records, Residents) else as_columns(records, index.capacity)
     if not len(found):
+        if isinstance(records, Residents):
+            index.restore((), (), (), b"", (), found.checksums)
         return 0
     generations = found.generations
     # Of chunks used at the same time the one that was stored later lies further from its prompt's start: it
@@ -40,13 +43,9 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
     order.sort(key=found.last_used.__getitem__)
     places = list(map(found.slots.__getitem__, order))
     slots = index.slots_of(places)
-    table = found.checksums
     if slots != places:
         order = [position for position, slot in zip(order, slots) if slot >= 0]
         slots = [slot for slot in slots if slot >= 0]
-        table = ChecksumTable(index.capacity, table.ranks, table.part_bytes)
-        for position, slot in zip(order, slots):
-            table.set(slot, found.checksums.get(found.slots[position]))
     ordered = list(map(generations.__getitem__, order))
     index.restore(
         list(map(found.keys.__getitem__, order)),
@@ -54,7 +53,7 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
         list(map(found.last_used.__getitem__, order)),
         bytes([generation & 0xFF for generation in ordered]),
         [generation >> MARK_BITS & 0xFFFF for generation in ordered],
-        table,
+        found.checksums,
     )
     return number
 

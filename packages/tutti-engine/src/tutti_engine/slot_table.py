@@ -23,7 +23,8 @@ from pathlib import Path
 
 from tutti_engine.catalogue_file import MAX_KEY_BYTES
 from tutti_engine.catalogue_record import MAX_NUMBER
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import ChecksumTable, StoredChecksums
 
 __all__ = ["SLOT_TABLE_NAME", "Row", "SlotTable", "table_bytes"]
 
@@ -135,12 +136,15 @@ class SlotTable:
         write_all(self._fd, used.to_bytes(8, "little"), self._uses + slot * 8)
 
     def load(self, table: ChecksumTable) -> Residents | None:
-        """Return what the file holds, with its checksums in ``table``; None if it makes no sense."""
+        """Return what the file holds, but for the checksums, which ``serve`` gives to ``table``.
+
+        None if it makes no sense.
+        """
         count = self.num_slots
         lengths, keys = bytearray(count), bytearray(count * MAX_KEY_BYTES)
         generations, uses = array("q", bytes(8 * count)), array("q", bytes(8 * count))
         columns = ((lengths, PAGE_BYTES), (keys, self._keys), (generations, self._generations))
-        for column, start in (*columns, (uses, self._uses), (table.data, self._sums)):
+        for column, start in (*columns, (uses, self._uses)):
             if not read_all(self._fd, column, start):
                 return None
         for numbers in (generations, uses):
@@ -149,6 +153,10 @@ class SlotTable:
         if max(lengths) > MAX_KEY_BYTES:
             return None
         return select(lengths, bytes(keys), generations, uses, table)
+
+    def serve(self, table: StoredChecksums) -> None:
+        """Let ``table`` read the checksums from this file from now on."""
+        table.use_file(self._fd, self._sums)
 
     def sync(self) -> None:
         """Make everything durable."""

@@ -13,7 +13,8 @@ from tutti_engine.catalogue import CATALOGUE_NAME
 from tutti_engine.catalogue_file import read_meta
 from tutti_engine.catalogue_reading import reading
 from tutti_engine.catalogue_record import is_sound
-from tutti_engine.catalogue_residents import ChecksumTable, Residents
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.errors import CatalogueError, RootError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace

@@ -257,3 +257,44 @@ def test_residents_are_a_sequence_of_records(tmp_path: Path) -> None:
             found.checksums.set(slot, parts)
     found.clear()
     assert len(found) == 0
+
+
+def test_checksums_are_read_from_the_file_and_only_those_on_their_way_are_in_memory(tmp_path: Path) -> None:
+    filled(tmp_path)
+    catalogue, found = open_catalogue(tmp_path)
+    sums = found.checksums
+    assert sums.in_memory == 0
+    new = (b"n" * PART, b"N" * PART)
+    sums.set(3, new)
+    assert (sums.get(3), sums.in_memory) == (new, 1), "seen before it is in the file"
+    catalogue.put(Record(b"new", 3, 99, new, 7))
+    assert catalogue.flush(10), catalogue.last_error
+    assert (sums.get(3), sums.in_memory) == (new, 0)
+    sums.set(4, new)
+    sums.forget(4)
+    assert sums.in_memory == 0
+    catalogue.close()
+    assert sums.get(5) == record(5, 5).checksums, "also after the end of its writer"
+
+
+def test_checksums_move_to_the_file_once_it_is_complete(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / SLOT_TABLE_NAME).unlink()
+    catalogue, found = open_catalogue(tmp_path)
+    new = (b"n" * PART, b"N" * PART)
+    found.checksums.set(3, new)
+    catalogue.put(Record(b"new", 3, 99, new, 7))
+    found.checksums.set(4, new)
+    complete(catalogue)
+    assert found.checksums.in_memory == 1, "what was never put stays where it is"
+    assert [found.checksums.get(slot) for slot in (3, 4)] == [new, new]
+    assert found.checksums.get(5) == record(5, 5).checksums
+    catalogue.close()
+
+
+def test_a_file_that_is_cut_short_gives_no_checksums_that_could_verify(tmp_path: Path) -> None:
+    filled(tmp_path)
+    catalogue, found = open_catalogue(tmp_path)
+    os.truncate(tmp_path / SLOT_TABLE_NAME, 4096)
+    assert found.checksums.get(5) == (bytes(PART), bytes(PART))
+    catalogue.close()

@@ -58,7 +58,7 @@ def test_s3fifo_trusts_a_chunk_that_came_back_soon():
 
 @pytest.mark.parametrize("policy", EVICTIONS)
 def test_what_was_stored_before_goes_in_order_of_use(policy):
-    from tutti_engine.catalogue_residents import ChecksumTable
+    from tutti_engine.checksum_table import ChecksumTable
 
     index = ChunkIndex(range(4), policy=EVICTIONS[policy]())
     keys = [b"old", b"mid", b"new"]
