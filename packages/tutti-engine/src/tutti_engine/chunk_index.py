@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, pairwise, repeat
+from operator import eq
 from typing import Any, Final, cast
 
 from tutti_engine.checksum_table import ChecksumTable
@@ -48,6 +49,11 @@ class Entry:
     chunk_id: ChunkId
     slot: int
     filling: int
+
+
+def scatter(column: Any, slots: Iterable[int], values: Iterable[object]) -> None:
+    """Set a column's values at slots, without a step of the interpreter for each."""
+    deque(map(column.__setitem__, slots, values), maxlen=0)
 
 
 class ChunkIndex:
@@ -109,37 +115,38 @@ class ChunkIndex:
         slots: Sequence[int],
         seconds: Sequence[int],
         marks: bytes,
-        tenants: Sequence[int],
+        tenants: array[int],
+        order: list[int],
         checksums: ChecksumTable,
     ) -> None:
-        """Take over what was stored before this process: equally long columns, least recently used first.
+        """Take over what was stored before this process: equally long columns, and the slots in order of use.
 
-        Called at most once, while the index is empty. ``slots`` are positions in ``chunk_ids``; ``checksums``
-        is by chunk id, and is the index's from now on. A key that comes twice keeps its later place.
+        Called at most once, while the index is empty. ``slots`` are positions in ``chunk_ids``; ``order`` has
+        them once more, least recently used first; ``checksums`` is by chunk id, and is the index's from now
+        on. A key that comes twice keeps its later place.
         """
         columns, now = self.columns, self._now()
         self._adopt(checksums, slots)
         stored = self._stored = dict(zip(keys, slots))
-        order = list(stored.values()) if len(stored) == len(keys) else None
         if max(seconds, default=0) > now:
             seconds = [min(second, now) for second in seconds]
-        # A pass for each column: this is most of a large store's start.
-        columns_of_values: tuple[tuple[Any, Iterable[object]], ...] = (
-            (self._keys, keys),
-            (columns.seconds, seconds),
-            (columns.ticks, range(len(keys))),
-            (columns.marks, marks),
-            (columns.tenants, tenants),
-            (self._state, repeat(STORED)),
-        )
-        for column, values in columns_of_values:
-            # Consumed in C; the results are all None.
-            deque(map(column.__setitem__, slots, values), maxlen=0)
-        if order is None:
-            order = [slot for key, slot in zip(keys, slots) if stored[key] == slot]
+        if len(slots) == self.capacity and all(map(eq, slots, range(self.capacity))):
+            self._keys[:] = keys
+            columns.seconds[:] = array("I", seconds)
+            columns.marks[:], columns.tenants[:] = marks, tenants
+            self._state[:] = bytes((STORED,)) * self.capacity
+        else:
+            scatter(self._keys, slots, keys)
+            scatter(columns.seconds, slots, seconds)
+            scatter(columns.marks, slots, marks)
+            scatter(columns.tenants, slots, tenants)
+            scatter(self._state, slots, repeat(STORED))
+        if len(stored) < len(keys):
             for key, slot in zip(keys, slots):
                 if stored[key] != slot:
                     self._keys[slot], self._state[slot] = None, FREE
+            order = [slot for slot in order if self._state[slot] == STORED]
+        scatter(columns.ticks, order, range(len(order)))
         self._tick = len(keys)
         self._num_free -= len(order)
         self._unused = compress(range(self.capacity), self._state.translate(_IS_FREE))

@@ -7,7 +7,10 @@ the policy and the tag of the tenant, so that records stay as small as they were
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable
+from itertools import compress
 
 from tutti_engine.catalogue_record import Record, as_row
 from tutti_engine.catalogue_residents import Residents
@@ -18,6 +21,9 @@ __all__ = ["generation_of", "restore"]
 
 MARK_BITS, TENANT_BITS = 8, 16
 STATE_BITS = MARK_BITS + TENANT_BITS
+
+EXACT_FLOAT = 1 << 53
+"""Whole numbers below it are exact as floating point numbers."""
 
 
 def generation_of(number: int, mark: int, tenant: int) -> int:
@@ -33,29 +39,59 @@ def restore(index: ChunkIndex, records: Iterable[Record]) -> int:
     found = records if isinstance(records, Residents) else as_columns(records, index.capacity)
     if not len(found):
         if isinstance(records, Residents):
-            index.restore((), (), (), b"", (), found.checksums)
+            index.restore((), (), (), b"", array("H"), [], found.checksums)
         return 0
-    generations = found.generations
-    # Of chunks used at the same time the one that was stored later lies further from its prompt's start: it
-    # goes first.
-    order = sorted(range(len(found)), key=generations.__getitem__, reverse=True)
-    number = generations[order[0]] >> STATE_BITS
-    order.sort(key=found.last_used.__getitem__)
-    places = list(map(found.slots.__getitem__, order))
+    keys, generations, last_used = found.keys, found.generations, found.last_used
+    number = max(generations) >> STATE_BITS
+    places = found.slots.tolist()
     slots = index.slots_of(places)
     if slots != places:
-        order = [position for position, slot in zip(order, slots) if slot >= 0]
-        slots = [slot for slot in slots if slot >= 0]
-    ordered = list(map(generations.__getitem__, order))
-    index.restore(
-        list(map(found.keys.__getitem__, order)),
-        slots,
-        list(map(found.last_used.__getitem__, order)),
-        bytes([generation & 0xFF for generation in ordered]),
-        [generation >> MARK_BITS & 0xFFFF for generation in ordered],
-        found.checksums,
-    )
+        there = [slot >= 0 for slot in slots]
+        keys = list(compress(keys, there))
+        generations = array("q", compress(generations, there))
+        last_used = array("q", compress(last_used, there))
+        slots = list(compress(slots, there))
+    marks, tenants = states_of(generations)
+    order = list(map(slots.__getitem__, order_of_use(last_used, generations)))
+    index.restore(keys, slots, last_used, marks, tenants, order, found.checksums)
     return number
+
+
+def states_of(generations: array[int]) -> tuple[bytes, array[int]]:
+    """Return the marks and the tenants of generations, without a Python object each."""
+    if sys.byteorder == "big":
+        generations = array("q", generations)
+        generations.byteswap()
+    octets = generations.tobytes()
+    pairs = bytearray(2 * len(generations))
+    pairs[::2], pairs[1::2] = octets[1::8], octets[2::8]
+    tenants = array("H", bytes(pairs))
+    if sys.byteorder == "big":
+        tenants.byteswap()
+    return octets[::8], tenants
+
+
+def order_of_use(last_used: array[int], generations: array[int]) -> list[int]:
+    """Return positions, least recently used first.
+
+    Of chunks used at the same time the one that was stored later lies further from its prompt's start: it
+    goes first.
+    """
+    if not last_used:
+        return []
+    positions = range(len(last_used))
+    first = min(last_used)
+    latest = max(generations) >> STATE_BITS
+    if (max(last_used) - first + 1) * (latest + 1) < EXACT_FLOAT:
+        # One sort by numbers that are compared fastest, of all that Python has.
+        ages = [
+            (used - first) * (latest + 1) + latest - (generation >> STATE_BITS)
+            for used, generation in zip(last_used, generations)
+        ]
+        return sorted(positions, key=array("d", ages).__getitem__)
+    order = sorted(positions, key=generations.__getitem__, reverse=True)
+    order.sort(key=last_used.__getitem__)
+    return order
 
 
 def as_columns(records: Iterable[Record], num_slots: int) -> Residents:

@@ -7,8 +7,10 @@ The idea of weighing hits against the time that a place is held is that of LHD (
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
 
 from tutti_engine.policies.ages import bucket_of
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
@@ -59,8 +61,8 @@ class HitDensity(EvictionPolicy):
 
     def restore(self, slots: list[int]) -> None:
         self._restored = bytearray(self._columns.num_slots)
-        for slot in slots:
-            self._restored[slot] = 1
+        restored = self._restored
+        deque(map(restored.__setitem__, slots, repeat(1)), maxlen=0)
         self._lists.fill(RESTORED, slots)
 
     def insert(self, slot: int, key: bytes) -> None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each policy of eviction keeps of the same prompts."""
 
+from array import array
+
 import pytest
 
 from tutti_engine.chunk_index import ChunkIndex
+from tutti_engine.chunk_state import generation_of, order_of_use, states_of
 from tutti_engine.policies.settings import EVICTIONS, PolicySettings
 from tutti_engine.simulator.replay import Replay, replay
 from tutti_engine.simulator.synthetic import make_trace
@@ -62,13 +65,26 @@ def test_what_was_stored_before_goes_in_order_of_use(policy):
 
     index = ChunkIndex(range(4), policy=EVICTIONS[policy]())
     keys = [b"old", b"mid", b"new"]
-    index.restore(keys, [2, 0, 3], [10, 20, 30], bytes(3), [0] * 3, ChecksumTable(4, 1, 8))
+    slots, tenants = [2, 0, 3], array("H", bytes(6))
+    index.restore(keys, slots, [10, 20, 30], bytes(3), tenants, slots, ChecksumTable(4, 1, 8))
     assert index.free == 1 and index.lookup_prefix([b"new"]) == 1
     index.evict(1)
     index.evict(1)
     assert [entry.key for entry in index.take_leaving()] == [b"old", b"mid"]
     store(index, b"x")
     assert index.get(b"x")
+
+
+@pytest.mark.parametrize("first_use", [1_700_000_000, 0], ids=["exact", "far apart"])
+def test_the_order_of_use_is_by_time_and_then_the_later_stored_first(first_use):
+    used = array("q", [first_use, 1_700_000_009, 1_700_000_002, 1_700_000_002, 1_700_000_009])
+    generations = array("q", [generation_of(n, 3, 4) for n in (2**30, 1, 2, 3, 4)])
+    assert order_of_use(used, generations) == [0, 3, 2, 4, 1]
+
+
+def test_marks_and_tenants_come_out_of_generations():
+    generations = array("q", [generation_of(2**37, 255, 65535), generation_of(1, 2, 258)])
+    assert states_of(generations) == (bytes((255, 2)), array("H", (65535, 258)))
 
 
 @pytest.mark.parametrize("kind", ["chat", "documents", "scans"])
