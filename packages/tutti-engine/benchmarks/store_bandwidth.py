@@ -54,7 +54,8 @@ class Bench:
         layout = kernels.PagedLayout(0, geometry.page_bytes, geometry.page_bytes, num_blocks)
         backend = LocalStoreBackend(self.layout, 0)
         self.engine = TuttiEngine(geometry, chunk_ids=backend.chunk_ids(chunks), backend=backend)
-        mover = KernelMover(self.pages, [layout] * geometry.num_layers)
+        layers = {str(number): (pages, layout) for number, pages in enumerate(self.pages)}
+        mover = KernelMover(kernels.PagedCache.from_layouts(layers))
         # Nothing is given up here for want of room: all of it is to be measured.
         self.engine.bind(mover, ExecutionSettings(store_stall=600.0, io_timeout=600.0))
 

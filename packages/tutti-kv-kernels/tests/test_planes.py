@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +186,8 @@ REFUSED_CALLS: dict[str, tuple[dict[str, Any], str]] = {
         {"slots": torch.tensor([0, 1])},
         r"slots must be \[2, n\] where all layers are moved",
     ),
+    "layers beyond": ({"layers": (1, 2)}, "layers must be 0 to 1, got 2"),
+    "slots of some layers": ({"layers": [1]}, r"slots must be \[1, n\] where layers is \[1\], .* \[2, 2\]"),
     "layer as int": ({"layers": 2}, "layers must be 0 to 1, got 2"),
     "layer beyond": (
         {"layers": torch.tensor([0, 2]), "slots": torch.tensor([0, 1])},
@@ -241,6 +244,25 @@ def test_refused_calls_write_nothing(case: str) -> None:
             call(**given_arguments)
         assert given_arguments["window"].equal(window)
         assert cache.storages[0].equal(memory)
+
+
+@pytest.mark.parametrize("layers", [(2, 0), [1], range(3)])
+def test_some_layers_in_one_call_are_those_layers_one_by_one(layers: Sequence[int]) -> None:
+    memory = torch.randint(0, 256, (3 * 256,), dtype=torch.uint8)
+    cache = tk.PagedCache([memory], [[replace(GOOD, offset=256 * layer)] for layer in range(3)])
+    ids, count = torch.tensor([[3, 1], [0, 2]]), 2 * len(layers)
+    slots = torch.arange(count).view(-1, 2)
+    window, expected = torch.zeros(2, 64 * 6, dtype=torch.uint8)
+    sums = cache.gather(ids, window, slots, 64, layers=layers)
+    for row, layer in enumerate(layers):
+        assert sums[row].equal(cache.gather(ids, expected, slots[row], 64, layers=layer))
+    assert window.equal(expected)
+    before = memory.clone()
+    memory.fill_(POISON)
+    assert cache.scatter(window, slots, 64, ids, sums, layers=layers).tolist() == [[0, 0]] * len(layers)
+    runs = memory.view(3, 8, 32)
+    assert runs[list(layers), :, :16].equal(before.view(3, 8, 32)[list(layers), :, :16])
+    assert (runs == POISON).sum() >= 3 * 128 + (3 - len(layers)) * 128
 
 
 @pytest.mark.parametrize(

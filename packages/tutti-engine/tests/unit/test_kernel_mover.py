@@ -42,7 +42,52 @@ def plain():
 @pytest.fixture
 def fast():
     layout = kernels.PagedLayout(0, 1040, 1040, BLOCKS)
-    return Side(lambda pages: KernelMover(pages, [layout] * 4))
+    return Side(
+        lambda pages: KernelMover(
+            kernels.PagedCache.from_layouts({f"{i}": (page, layout) for i, page in enumerate(pages)})
+        )
+    )
+
+
+class Counting:
+    """A cache that counts the calls which reach the kernels."""
+
+    def __init__(self, cache):
+        self.cache = cache
+        self.calls = []
+
+    def gather(self, *arguments, **named):
+        self.calls.append("gather")
+        return self.cache.gather(*arguments, **named)
+
+    def scatter(self, *arguments, **named):
+        self.calls.append("scatter")
+        return self.cache.scatter(*arguments, **named)
+
+
+def test_all_layers_of_a_call_move_at_once(fast):
+    fast.mover._cache = cache = Counting(fast.mover._cache)
+    slots = list(range(12))
+    sums = fast.mover.gather(range(4), CHUNKS, slots)
+    assert all(fast.mover.scatter(range(4), slots, [(5, 6, 8), (9, 10, 11), (12, 13, 14)], sums))
+    assert cache.calls == ["gather", "scatter"]
+
+
+def test_a_block_out_of_range_in_one_layer_leaves_the_others_alone():
+    """Layers may have their pages in memory of different sizes."""
+    sizes = [BLOCKS, BLOCKS - 4]
+
+    def make(pages):
+        layouts = [kernels.PagedLayout(0, 1040, 1040, size) for size in sizes]
+        return KernelMover(
+            kernels.PagedCache.from_layouts({f"{i}": (pages[i], layout) for i, layout in enumerate(layouts)})
+        )
+
+    side = Side(make)
+    before = bytes(side.window.memory)
+    with pytest.raises(ValueError, match="15"):
+        side.mover.gather((0, 1), [(0, 1, 18)], [0, 1])
+    assert bytes(side.window.memory) == before
 
 
 @pytest.mark.parametrize("layers", [range(4), (2,), (3, 0), array("q", [1, 2])])

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tutti_kv_kernels.errors import LayoutError
+from tutti_kv_kernels.layout import PagedLayout
 from tutti_kv_kernels.layouts import (
     IdKind,
     Placement,
@@ -29,8 +31,9 @@ class PagedCache:
 
     A transfer moves *segments*: segment ``i`` is the blocks ``block_ids[i, :]`` of one layer, packed one
     after the other into slot ``slots[i]`` of a window. ``layers`` says which layer: an int for all segments,
-    a tensor of one index a segment, or None for all layers at once; then ``slots`` and the checksums are
-    ``[num_layers, n]`` (``[n]`` will do for one layer), and every layer uses the same ``block_ids``.
+    a tensor of one index a segment, a sequence of layers, or None for all of them. With the last two
+    ``slots`` and the checksums are ``[layers, n]``, and every layer uses the same ``block_ids``; where a
+    cache has one layer, ``[n]`` will do for all of them.
 
     Where the cache was described with ``ids="tokens"``, ids are the entries of a slot mapping and a "block"
     is one token: its K, then its V, of all heads.
@@ -159,6 +162,23 @@ class PagedCache:
         )
         return cls(storages.tensors, list(layers.values()), list(layers))
 
+    @classmethod
+    def from_layouts(cls, layers: Mapping[str, tuple[torch.Tensor, PagedLayout]]) -> PagedCache:
+        """A cache of layers whose pages are one run each, by name.
+
+        Args:
+            layers: a tensor over the layer's memory, of which only the storage matters, and where its pages
+                are in that storage.
+
+        Raises:
+            LayoutError: for a layout that reaches beyond its storage.
+        """
+        storages = StorageList()
+        planes = [
+            [replace(layout.plane, storage=storages.index(memory))] for memory, layout in layers.values()
+        ]
+        return cls(storages.tensors, planes, list(layers))
+
     def block_bytes(self, layer: int) -> int:
         """Packed bytes of one block (or token) of a layer."""
         return sum(plane.packed_bytes for plane in self.layers[layer])
@@ -183,7 +203,7 @@ class PagedCache:
         slots: torch.Tensor,
         slot_bytes: int,
         *,
-        layers: int | torch.Tensor | None = None,
+        layers: int | torch.Tensor | Sequence[int] | None = None,
         token_ranges: torch.Tensor | None = None,
         missing_blocks: bool = False,
         checksums: torch.Tensor | None = None,
@@ -194,7 +214,7 @@ class PagedCache:
         Args:
             block_ids: int64 ``[n, blocks]``, contiguous.
             window: uint8 ``[window bytes]``; slot ``s`` starts at byte ``s * slot_bytes``.
-            slots: int64 ``[n]`` (all layers: ``[num_layers, n]``), no slot twice.
+            slots: int64 ``[n]`` (several layers: ``[layers, n]``), no slot twice.
             slot_bytes: at least ``blocks * block_bytes(layer)`` of each layer used.
             layers: see the class.
             token_ranges: int64, two numbers for each slot: the first token of the segment that takes part,
@@ -239,7 +259,7 @@ class PagedCache:
         block_ids: torch.Tensor,
         checksums: torch.Tensor,
         *,
-        layers: int | torch.Tensor | None = None,
+        layers: int | torch.Tensor | Sequence[int] | None = None,
         token_ranges: torch.Tensor | None = None,
         read_status: torch.Tensor | None = None,
         status: torch.Tensor | None = None,
@@ -284,25 +304,29 @@ class PagedCache:
         return status
 
     def _segments(
-        self, slots: torch.Tensor, layers: int | torch.Tensor | None
+        self, slots: torch.Tensor, layers: int | torch.Tensor | Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
         """The slots in one dimension, each segment's layer, and how often the rows of ids are used."""
         count = len(self.layers)
         if isinstance(layers, torch.Tensor):
             return slots, layers, 1
-        if layers is not None:
-            if not 0 <= layers < count:
-                raise ValueError(f"tutti_kv_kernels: layers must be 0 to {count - 1}, got {layers}")
-            return slots, torch.full_like(slots, layers), 1
-        if count == 1 and slots.dim() == 1:
+        if layers is None and count == 1 and slots.dim() == 1:
             return slots, None, 1
-        if slots.dim() != 2 or slots.shape[0] != count:
+        several = layers is None or isinstance(layers, Sequence)
+        chosen = range(count) if layers is None else layers if isinstance(layers, Sequence) else (layers,)
+        for layer in chosen:
+            if not 0 <= layer < count:
+                raise ValueError(f"tutti_kv_kernels: layers must be 0 to {count - 1}, got {layer}")
+        if not several:
+            return slots, torch.full_like(slots, chosen[0]), 1
+        if slots.dim() != 2 or slots.shape[0] != len(chosen):
+            which = "all layers are moved (layers=None)" if layers is None else f"layers is {list(chosen)}"
             raise ValueError(
-                f"tutti_kv_kernels: slots must be [{count}, n] where all layers are moved (layers=None), got "
-                f"shape {list(slots.shape)}"
+                f"tutti_kv_kernels: slots must be [{len(chosen)}, n] where {which}, got shape "
+                f"{list(slots.shape)}"
             )
-        indices = torch.arange(count, device=slots.device).repeat_interleave(slots.shape[1])
-        return slots.view(-1), indices, count
+        indices = torch.tensor(chosen, dtype=torch.int64, device=slots.device)
+        return slots.view(-1), indices.repeat_interleave(slots.shape[1]), max(len(chosen), 1)
 
 
 def _flat_pairs(token_ranges: torch.Tensor | None) -> torch.Tensor | None:

@@ -111,17 +111,17 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
 
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
         names = kv_cache_config.kv_cache_groups[0].layer_names
-        layouts = [
-            kernels.PagedLayout.from_kv_cache(
+        layers = {}
+        for name in names:
+            layout = kernels.PagedLayout.from_kv_cache(
                 kv_caches[name],
                 kv_cache_layout=kv_cache_config.kv_cache_layout,
                 page_bytes=geometry.page_bytes,
                 num_blocks=kv_cache_config.num_blocks,
                 layer_name=name,
             )
-            for name in names
-        ]
-        side.register(KernelMover([kernels.storage_bytes(kv_caches[name]) for name in names], layouts))
+            layers[name] = kv_caches[name], layout
+        side.register(KernelMover(kernels.PagedCache.from_layouts(layers)))
     if reasons:
         side.refuse(reasons[0])
 

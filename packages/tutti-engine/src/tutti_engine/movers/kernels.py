@@ -18,14 +18,13 @@ _MASK = (1 << 64) - 1
 
 
 class KernelMover:
-    """Moves pages of paged tensors, one ``PagedLayout`` a layer."""
+    """Moves pages of the layers of a ``PagedCache``, any number of them in one call."""
 
     checksum_name = kernels.CHECKSUM_NAME
 
-    def __init__(self, pages: Sequence[torch.Tensor], layouts: Sequence[kernels.PagedLayout]) -> None:
-        """Take, for each layer in order, the bytes of its allocation and where its pages lie in them."""
-        self._pages = pages
-        self._layouts = layouts
+    def __init__(self, cache: kernels.PagedCache) -> None:
+        """Take the pages: layer ``i`` of the engine is layer ``i`` of ``cache``."""
+        self._cache = cache
 
     def bind(self, window: StagingWindow) -> None:
         """Take the staging window."""
@@ -36,20 +35,9 @@ class KernelMover:
         self, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
     ) -> Sequence[int]:
         """Copy pages to slots; see ``Mover``."""
-        blocks, places = _matrix(block_ids), _column(slots)
-        sums = torch.empty(len(slots), dtype=torch.int64)
-        count = len(block_ids)
-        for number, layer in enumerate(layers):
-            part = slice(number * count, (number + 1) * count)
-            kernels.gather_into(
-                self._pages[layer],
-                self._layouts[layer],
-                blocks,
-                self._window,
-                places[part],
-                self._slot_bytes,
-                sums[part],
-            )
+        blocks = _matrix(block_ids)
+        places = _column(slots).view(len(layers), len(block_ids))
+        sums = self._cache.gather(blocks, self._window, places, self._slot_bytes, layers=tuple(layers))
         return array("Q", ctypes.string_at(sums.data_ptr(), 8 * len(slots)))
 
     def scatter(
@@ -66,21 +54,12 @@ class KernelMover:
         """
         if checksums is None:
             raise ValueError("KernelMover does not copy without checksums")
-        blocks, places, expected = _matrix(block_ids), _column(slots), _column(checksums)
-        count = len(block_ids)
-        matched: list[bool] = []
-        for number, layer in enumerate(layers):
-            part = slice(number * count, (number + 1) * count)
-            matched += kernels.scatter(
-                self._window,
-                places[part],
-                self._slot_bytes,
-                self._pages[layer],
-                self._layouts[layer],
-                blocks,
-                expected[part],
-            ).tolist()
-        return matched
+        blocks, expected = _matrix(block_ids), _column(checksums)
+        places = _column(slots).view(len(layers), len(block_ids))
+        status = self._cache.scatter(
+            self._window, places, self._slot_bytes, blocks, expected, layers=tuple(layers)
+        )
+        return [found == kernels.ScatterStatus.OK for found in status.view(-1).tolist()]
 
 
 def _column(values: Sequence[int]) -> torch.Tensor:
