@@ -106,12 +106,13 @@ class Mirror:
             assert table is not None
             count = min(BUILD_SLOTS, self._num_slots - self._built)
             table.put_range(self._built, count, lists.rows_between(connection, self._built, count))
-            self._built += count
-            if self._built == self._num_slots:
+            if self._built + count == self._num_slots:
                 table.sync()
                 file.set_table_id(connection, table.identity)
                 table.serve(self._checksums)
                 self._unsynced = 0
+            # Last: others see from it that all is done.
+            self._built += count
 
     def before(self, connection: sqlite3.Connection, batch: Batch) -> None:
         """Within a batch's transaction and before its changes: note the slots whose rows they replace."""
