@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from tutti_engine.breaker import Breaker
 from tutti_engine.catalogue import Record
@@ -32,46 +33,18 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.planner_journal import PlannerJournal
 from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.policies.tenants import tenant_tag
 from tutti_engine.policies.write_budget import WriteBudget
+from tutti_engine.room import Room
 from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
 from tutti_engine.store_gate import StoreGate, place_in_prompts
 
 __all__ = ["Planner", "PlannerJournal"]
 
 logger = logging.getLogger(__name__)
-
-
-class PlannerJournal(Protocol):
-    """Where the planner writes down what is resident; ``tutti_engine.catalogue.Catalogue`` is one."""
-
-    def put(self, record: Record) -> None:
-        """Remember a chunk whose bytes are durable."""
-
-    def remove(
-        self, slots: Sequence[int], on_durable: Callable[[Sequence[int]], None], *, suspect: bool = False
-    ) -> None:
-        """Forget chunks, then call ``on_durable(slots)`` from any thread once that is durable.
-
-        ``suspect`` chunks did not verify: places that shall not be used again are left out of the call.
-        """
-
-    def clear(self, on_durable: Callable[[Sequence[int]], None]) -> None:
-        """Forget every chunk, then call ``on_durable`` once that is durable."""
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until everything said so far is durable.
-
-        Return False if it is not after ``timeout`` seconds.
-        """
-
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Note a use; may be lost."""
-
-    def add(self, name: str, delta: int) -> None:
-        """Raise a lifetime counter."""
 
 
 @dataclass(slots=True)
@@ -101,13 +74,31 @@ class _Quarantine:
     ranks: set[int]
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def serial(method: Callable[Concatenate[Planner, P], T]) -> Callable[Concatenate[Planner, P], T]:
+    """Have calls of a planner's methods wait for each other."""
+
+    @wraps(method)
+    def wrapped(planner: Planner, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with planner._turn:
+            return method(planner, *arguments, **named)
+
+    return wrapped
+
+
 def wall_clock() -> float:
     """Return the seconds since 1970."""
     return time.time()
 
 
 class Planner:
-    """Owns the index of one namespace. All calls come from one thread.
+    """Owns the index of one namespace.
+
+    Calls may come from any thread and wait for each other. A server's come from one; what they promise each
+    other (a hit that is then loaded) holds beside ``keep_up``, or ends as a load that is seen to fail.
 
     Its counters are ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
     ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``,
@@ -143,13 +134,13 @@ class Planner:
         """
         policies = PolicySettings() if policies is None else policies
         clock = wall_clock if clock is None else clock
+        self._turn = threading.RLock()
         self.geometry = geometry
         self.counters = Counters()
         self.load_breaker = Breaker()
         self.store_breaker = Breaker()
         self._ranks = ranks
         self._journal = journal
-        self._places = places
         self._read_only = read_only
         self._index = ChunkIndex(
             chunk_ids,
@@ -167,18 +158,7 @@ class Planner:
             # A restart must not be a way around the limit.
             budget=WriteBudget(policies.daily_write_bytes, fill=0.5 if self._number else 1.0, clock=clock),
         )
-        # Places kept free ahead of need, as one is reusable only once its removal is durable; of a small
-        # store at most a quarter.
-        count = len(chunk_ids)
-        self._spare = 0 if journal is None else max(1, min(8, count // 4), count // 32)
-        # Places of chunks that did not verify and still leave.
-        self._suspects: set[ChunkId] = set()
-        if places is not None:
-            self._index.take_free(self._index.free)
-        self._reusable: deque[ChunkId] = deque()
-        # Places whose chunk did not verify, and that may be used again nevertheless.
-        self._cleared: deque[ChunkId] = deque()
-        self._in_transit = 0
+        self._room = Room(self._index, journal, places, self._count)
         self._quarantined: dict[tuple[int, int], _Quarantine] = {}
         self._keeps_records = journal is not None
         self._next_plan_id = 1
@@ -205,12 +185,14 @@ class Planner:
         """Store plans that some rank has not reported yet."""
         return len(self._stores)
 
+    @serial
     def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
         """Return how many leading chunks could be loaded. Changes nothing."""
         if not self.load_breaker.would_allow():
             return 0
         return self._index.lookup_prefix(keys)
 
+    @serial
     def note_prompt(self, keys: Sequence[ChunkKey], tenant: str | None = None) -> Use:
         """Take note of a new prompt; its stored prefix counts as used now. Call it once a prompt.
 
@@ -227,6 +209,7 @@ class Planner:
             self._journal.touch(keys[: self._index.lookup_prefix(keys)])
         return use
 
+    @serial
     def keep_prefix(self, keys: Sequence[ChunkKey]) -> None:
         """Let the chunks of a prefix, stored now or later, stay until ``let_prefix_go``, over no restart.
 
@@ -242,14 +225,17 @@ class Planner:
             )
         self._index.keep(keys)
 
+    @serial
     def let_prefix_go(self, keys: Sequence[ChunkKey]) -> None:
         """Let the policies decide on these chunks again."""
         self._index.let_go(keys)
 
+    @serial
     def is_known(self, key: ChunkKey) -> bool:
         """Whether a chunk is stored or on its way."""
         return key in self._index
 
+    @serial
     def plan_load(
         self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], use: Use | None = None
     ) -> LoadPlan:
@@ -282,6 +268,7 @@ class Planner:
         self._loads[plan.plan_id] = _Load(tuple(entries), self._ranks)
         return plan
 
+    @serial
     def complete_load(self, result: LoadResult) -> bool:
         """Take one rank's report; return True once every rank has reported that plan."""
         load = self._loads.get(result.plan_id)
@@ -302,17 +289,18 @@ class Planner:
                 continue
             if position in load.guilty:
                 if position in load.corrupt and self._index.holds(entry):
-                    self._suspects.add(entry.chunk_id)
+                    self._room.suspect(entry.chunk_id)
                     self._count("corrupt_chunks", 1)
                 self._index.drop(entry)
             self._index.unpin(entry)
         self._count("load_chunks", len(load.entries) - len(load.failed))
         self._count("load_failed_chunks", len(load.failed))
-        self._retire()
+        self._room.retire()
         if load.errno not in NO_ROOM_ERRORS:
             self._judge(self.load_breaker, "load", len(load.failed), load.errno)
         return True
 
+    @serial
     def plan_store(
         self,
         candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
@@ -344,9 +332,9 @@ class Planner:
         pinned = [entry for end in ends if (entry := self._index.get(end)) is not None]
         for entry in pinned:
             self._index.pin(entry)
-        self.settle_places(len(fresh))
-        chosen = self._gate.choose(placed, full=self._missing(len(fresh)) > 0)
-        self._make_room(len(chosen))
+        self._room.settle(len(fresh))
+        chosen = self._gate.choose(placed, full=self._room.is_full(len(fresh)))
+        self._room.make(len(chosen))
         entries = []
         for each in chosen:
             lost = each.parent is not None and each.parent not in self._index
@@ -355,7 +343,7 @@ class Planner:
                 entries.append(entry)
         for entry in pinned:
             self._index.unpin(entry)
-        self._retire()
+        self._room.retire()
         self._count("store_dropped_chunks", len(chosen) - len(entries))
         self._gate.put_back(len(chosen) - len(entries))
         if not entries:
@@ -365,6 +353,7 @@ class Planner:
         self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks)
         return plan
 
+    @serial
     def complete_store(self, rank: int, result: StoreResult) -> bool:
         """Take one rank's report; a chunk becomes a hit once every rank has made it durable."""
         store = self._stores.get(result.plan_id)
@@ -392,6 +381,7 @@ class Planner:
             self._judge(self.store_breaker, "store", failed, store.errno)
         return True
 
+    @serial
     def note_settled(self, rank: int, settled: StoreSettled) -> None:
         """Take one rank's word that late writes have ended.
 
@@ -410,6 +400,7 @@ class Planner:
                 del self._quarantined[settled.plan_id, position]
                 self._index.give_back([where.chunk_id])
 
+    @serial
     def reset(self, timeout: float = 5.0) -> bool:
         """Forget every chunk; return whether that is durable within ``timeout`` seconds.
 
@@ -419,10 +410,10 @@ class Planner:
         """
         self._index.clear()
         if self._journal is None:
-            self._retire()
+            self._room.retire()
             return True
         self._journal.clear(lambda slots: None)
-        self._retire()
+        self._room.retire()
         if self._keeps_records:
             logger.info("Tutti: the cache was reset; what is stored from now on is not kept over a restart.")
         self._keeps_records = False
@@ -457,71 +448,39 @@ class Planner:
         except Exception:
             logger.exception("Tutti: a chunk is kept for the life of this process only.")
 
+    @serial
     def settle_places(self, wanted: int = 0) -> None:
         """Take places that have become usable and give up those that must not be used any more.
 
         Called with each plan; a server calls it as well now and then while it plans nothing.
         """
-        while self._reusable:
-            self._index.give_back([self._reusable.popleft()])
-            self._in_transit -= 1
-        while self._cleared:
-            self._index.give_back([self._cleared.popleft()])
-        if self._places is None:
-            return
-        excess = self._places.take_excess()
-        if excess > 0:
-            free = self._index.take_free(excess)
-            self._places.let_go(free)
-            self._count("evicted_chunks", self._index.evict(excess - len(free)))
-            self._retire(self._places.let_go)
-        else:
-            missing = wanted + self._spare - self._index.free
-            if missing > 0:
-                self._index.give_back(self._places.ready(missing))
+        self._room.settle(wanted)
 
-    def _missing(self, wanted: int) -> int:
-        """Return how many chunks have to go so that ``wanted`` new ones find room, now and next time."""
-        # Places that are on their way back count: as long as removals cannot be made durable nothing more has
-        # to go, and what does not fit now is dropped, not made room for.
-        if self._journal is None:
-            missing = wanted + self._spare - self._index.free
-        else:
-            # What is wanted now will be wanted again: the next plan shall find room for as much.
-            spare = max(self._spare, min(wanted, self._index.capacity // 4))
-            missing = spare - max(0, self._index.free - wanted) - self._in_transit
-        return missing if self._places is None else missing - self._places.coming()
+    @serial
+    def keep_up(self) -> bool:
+        """Do a short piece of the work that no request has to wait for; return whether there is more.
 
-    def _make_room(self, wanted: int) -> None:
-        missing = self._missing(wanted)
-        if missing > 0:
-            self._count("evicted_chunks", self._index.evict(missing))
-        self._retire()
+        That is ``settle_places``, chunks that are too old, and room ahead of need: see ``Room.ahead``. Any
+        thread may call it, see ``Upkeep``.
+        """
+        if self._read_only:
+            return False
+        self._room.settle()
+        self._expire()
+        self._room.retire()
+        return self._room.ahead()
+
+    @serial
+    def leave_room_to(self, on_low: Callable[[], None] | None) -> None:
+        """Let plans evict no more than they need at once, where the store is not a small one.
+
+        ``on_low`` is called when few places are left, and has to cause ``keep_up`` from another thread soon.
+        None: plans make room for the next ones again.
+        """
+        self._room.call_on_low(on_low)
 
     def _expire(self) -> None:
         self._count("expired_chunks", self._index.expire())
-
-    def _retire(self, let_go: Callable[[Sequence[ChunkId]], None] | None = None) -> None:
-        """Make removals durable before their places are used again, or let go."""
-        places = [entry.chunk_id for entry in self._index.take_leaving()]
-        if not places:
-            return
-        if self._journal is None:
-            self._suspects.clear()
-            (let_go or self._index.give_back)(places)
-            return
-        slots = [place for place in places if isinstance(place, int)]
-        suspects = [slot for slot in slots if slot in self._suspects]
-        if suspects:
-            self._suspects.difference_update(suspects)
-            # Not in transit: they may never come back.
-            self._journal.remove(suspects, self._cleared.extend, suspect=True)
-            slots = [slot for slot in slots if slot not in suspects]
-        if not slots:
-            return
-        if let_go is None:
-            self._in_transit += len(slots)
-        self._journal.remove(slots, let_go or self._reusable.extend)
 
     def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:
         if not failed:

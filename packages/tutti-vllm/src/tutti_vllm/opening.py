@@ -16,6 +16,7 @@ from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_roots import prepare_directory
 from tutti_engine.store_space import SpaceSettings
 from tutti_engine.store_view import LocalStoreView
+from tutti_engine.upkeep import Upkeep
 from tutti_vllm.compat import check_vllm
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.scheduler import SchedulerSide
@@ -160,7 +161,11 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
         # The planner has taken over what it needs.
         store.records.clear()
         hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
-        return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=store.close)
+        upkeep = contextlib.ExitStack()
+        upkeep.callback(store.close)
+        if not settings.read_only:
+            upkeep.callback(Upkeep(engine.planner).close)
+        return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=upkeep.close)
     except BaseException:
         store.close()
         raise
