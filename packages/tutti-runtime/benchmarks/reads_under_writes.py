@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bandwidth import MIB, prepare, window
 
 import tutti_runtime as tr
-from tutti_runtime import _core
+from tutti_runtime import testing
+from tutti_runtime.bench.settings import MIB, work_file
+from tutti_runtime.host_memory import HostMemory
 
 BLOCK = MIB // 2
 DEPTH = 32
@@ -92,26 +93,27 @@ def measure(runtime: tr.Runtime, reads: Load, writes: Load | None, seconds: floa
 def make(options: argparse.Namespace) -> tr.Runtime:
     if not options.device_mbs:
         return tr.make_file_runtime(queue_depth=DEPTH)
-    plan = {"bandwidth": options.device_mbs * 1e6, "write_cost": 2.0}
-    return tr.Runtime(_core.make_file(queue_depth=DEPTH, direct="off", fault=_core.FaultControl(plan)))
+    plan = testing.paced(options.device_mbs * 1e6, write_cost=2.0)
+    return testing.make_fault_runtime("auto", plan, queue_depth=DEPTH, direct="off")
 
 
 def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     found: dict[str, list[tuple[float, float]]] = {"reads alone": [], "paced": [], "not paced": []}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder, make(options) as runtime:
-        size = options.file_mib * MIB
-        path = prepare(Path(folder), size)
-        with window(2 * DEPTH * BLOCK) as address:
-            memory = [runtime.register_memory(address + i * DEPTH * BLOCK, DEPTH * BLOCK) for i in range(2)]
-            target = runtime.open(path.as_uri())
-            reads = Load(runtime, tr.READ, target, memory[0], size // BLOCK)
-            writes = Load(runtime, tr.WRITE, target, memory[1], size // BLOCK)
-            for i in range(options.rounds):
-                for name, rounds in found.items():
-                    runtime.set_write_policy(UNPACED if name == "not paced" else tr.WritePolicy())
-                    pending = None if name == "reads alone" else writes
-                    print(f"round {i + 1} of {options.rounds}: {name}", file=sys.stderr)
-                    rounds.append(measure(runtime, reads, pending, options.seconds))
+    size = options.file_mib * MIB
+    where = options.folder or Path(tempfile.gettempdir())
+    data = HostMemory(2 * DEPTH * BLOCK)
+    data.bytes[:] = np.resize(np.random.default_rng(0).integers(0, 256, MIB, dtype=np.uint8), data.size)
+    with work_file(where, size) as path, make(options) as runtime:
+        memory = [runtime.register_memory(data.address + i * DEPTH * BLOCK, DEPTH * BLOCK) for i in range(2)]
+        target = runtime.open(path.as_uri())
+        reads = Load(runtime, tr.READ, target, memory[0], size // BLOCK)
+        writes = Load(runtime, tr.WRITE, target, memory[1], size // BLOCK)
+        for i in range(options.rounds):
+            for name, rounds in found.items():
+                runtime.set_write_policy(UNPACED if name == "not paced" else tr.WritePolicy())
+                pending = None if name == "reads alone" else writes
+                print(f"round {i + 1} of {options.rounds}: {name}", file=sys.stderr)
+                rounds.append(measure(runtime, reads, pending, options.seconds))
     alone = statistics.median(read for read, _ in found["reads alone"])
     return {
         name: {

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import shutil
 import statistics
@@ -31,9 +30,9 @@ import numpy as np
 
 import tutti_runtime as tr
 from tutti_runtime import _core
+from tutti_runtime.host_memory import HostMemory
 
 MIB = 1 << 20
-ALIGN = 64 << 10
 CGROUPS = Path("/sys/fs/cgroup/blkio")
 
 
@@ -44,9 +43,7 @@ def say(text: str) -> None:
 
 def window(size: int) -> np.ndarray:
     """Memory whose base is a multiple of 64 KiB."""
-    whole = np.frombuffer(mmap.mmap(-1, size + ALIGN), dtype=np.uint8)
-    skip = -whole.ctypes.data % ALIGN
-    part = whole[skip : skip + size]
+    part = HostMemory(size).bytes
     part[:] = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
     return part
 

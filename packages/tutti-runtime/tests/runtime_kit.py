@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import signal
 import subprocess
@@ -19,22 +18,15 @@ import pytest
 
 import tutti_runtime as tr
 from tutti_runtime import _core
+from tutti_runtime.host_memory import HostMemory
 
 KIB = 1024
 PAGE = 4096
 ALIGN = 64 * KIB
 
 
-class Buffer:
-    """Page-aligned memory of this process whose base is a multiple of 64 KiB."""
-
-    def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, size + ALIGN)
-        whole = np.frombuffer(self._map, dtype=np.uint8)
-        skip = -whole.ctypes.data % ALIGN
-        self.bytes = whole[skip : skip + size]
-        self.address = int(self.bytes.ctypes.data)
-        self.size = size
+class Buffer(HostMemory):
+    """Memory that can be registered."""
 
     def fill_random(self, seed: int) -> np.ndarray:
         self.bytes[:] = np.random.default_rng(seed).integers(0, 256, self.size, dtype=np.uint8)

@@ -11,7 +11,7 @@ namespace tutti::runtime {
 /// The defaults keep reads at nine tenths of what they reach alone: a written byte costs a flash drive up to
 /// twice the time of a read one, and they get three for each hundred that are read.
 struct WritePolicy {
-  double share = 0.03; ///< busy: bytes written for each byte read
+  double share = 0.03;                                          ///< busy: bytes written for each byte read
   std::uint64_t busy_bytes_in_flight = std::uint64_t{2} << 20;  ///< busy: written at once, and one item more
   std::uint64_t bytes_in_flight = std::uint64_t{32} << 20;      ///< not busy: the same
   double rate = 0;            ///< bytes per second at most, busy or not; 0: no limit

@@ -171,7 +171,8 @@ class Flight:
         expect((done.late_handle is not None) == bool(left), "a late handle is there when items are late")
         if done.late_handle is None:
             return None
-        # Of an item in parts, those that no device had begun at the deadline never happen.
+        # Of an item in parts, those that no device had begun at the deadline, or when it was canceled, never
+        # happen.
         return Flight(
             done.late_handle,
             int(done.late.sum()),
@@ -179,6 +180,7 @@ class Flight:
             self.whole_items,
             may_fail=self.may_fail,
             deadline=not self.whole_items,
+            canceled=self.canceled and not self.whole_items,
             late=True,
         )
 
