@@ -478,6 +478,38 @@ class ChunkIndex:
                 self.drop(self._entry(slot))
         return before - len(self._stored)
 
+    def adopt(self, slot: int, key: bytes | None, seconds: int, checksums: tuple[bytes, ...]) -> bool:
+        """Show what somebody else has put into a place, or with ``key`` None that nothing is there.
+
+        For an index that stores nothing itself. What goes on from the chunk that was there stays: its place
+        is told by itself. Returns False while loads read what was dropped there: it has to be told
+        again then.
+        """
+        where = [slot] if key is None or key not in self._stored else [slot, self._stored[key]]
+        for each in where:
+            if self._state[each] == STORED:
+                while (below := self._tree.child[each]) >= 0:
+                    self._detach(below)
+                self._remove(each, evicted=False)
+                self._leaving.clear()
+                self._state[each] = FREE
+                self._num_free += 1
+        if key is None:
+            return True
+        if self._state[slot] != FREE:
+            return False
+        self._fillings[slot] += 1
+        self._keys[slot], self._state[slot], self._stored[key] = key, STORED, slot
+        self._num_free -= 1
+        if self._checksums is not None:
+            self._checksums.set(self._row(slot), checksums)
+        self._tick += 1
+        self.columns.ticks[slot] = self._tick
+        self.columns.seconds[slot] = min(seconds, self._now())
+        self.columns.marks[slot] = self.columns.tenants[slot] = 0
+        self._policy.insert(slot, key)
+        return True
+
     def clear(self) -> None:
         """Forget every chunk. Pending stores end as failures; places being read leave later."""
         for slot in list(self._stored.values()):

@@ -471,6 +471,25 @@ class Planner:
         return self._room.ahead()
 
     @serial
+    def adopt(self, changes: Iterable[tuple[int, Record | None]]) -> list[int]:
+        """Show what the owner of a store that is only read has put into places, or taken out of them.
+
+        Args:
+            changes: for each place its chunk of now, None for an empty one.
+
+        Returns the places that have to be told again later. Raises RuntimeError unless ``read_only``.
+        """
+        if not self._read_only:
+            raise RuntimeError("only a planner that is read_only adopts what others store")
+        later = []
+        for slot, record in changes:
+            if record is None:
+                self._index.adopt(slot, None, 0, ())
+            elif not self._index.adopt(slot, record.key, record.last_used, record.checksums):
+                later.append(slot)
+        return later
+
+    @serial
     def leave_room_to(self, on_low: Callable[[], None] | None) -> None:
         """Let plans evict no more than they need at once, where the store is not a small one.
 

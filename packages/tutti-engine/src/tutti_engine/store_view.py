@@ -18,12 +18,13 @@ from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.errors import CatalogueError, RootError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
+from tutti_engine.slot_table import Row
 from tutti_engine.store_capacity import CHECKSUM_BYTES
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_names import check_replica, layout_facts, store_name
 from tutti_engine.store_roots import absolute_roots, read_namespace
 
-__all__ = ["LocalStoreView"]
+__all__ = ["LocalStoreView", "fits"]
 
 READ_ROWS = 256
 
@@ -34,16 +35,17 @@ class LocalStoreView:
 
     Nothing is written, made or locked, so any number of views may stand beside an owner, or without one. The
     owner goes on storing and evicting: a chunk whose place it has filled anew since does not verify, which is
-    a miss.
+    a miss. ``ViewFollower`` tells a planner what changed since.
 
     Attributes:
         layout: where segments lie; ``read_only``, so that execution sides do not write either.
         records: what was resident.
+        ranks: how many ranks share each chunk.
     """
 
     layout: StoreLayout
     records: Residents = field(repr=False)
-    _ranks: int
+    ranks: int
 
     @classmethod
     def open(
@@ -103,7 +105,7 @@ class LocalStoreView:
 
     def look(self) -> Residents:
         """Return what is resident now. Raises CatalogueError when the catalogue cannot be read."""
-        return read_records(self.layout, self._ranks)
+        return read_records(self.layout, self.ranks)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -117,6 +119,12 @@ class LocalStoreView:
         self.close()
 
 
+def fits(row: Row, layout: StoreLayout, ranks: int) -> bool:
+    """Return whether a row of the catalogue is one that the owner of such a store wrote."""
+    width = ranks * layout.num_layers * CHECKSUM_BYTES
+    return is_sound(row) and row[0] < layout.num_chunks and row[3] == ranks and len(row[4]) == width
+
+
 def read_records(layout: StoreLayout, ranks: int) -> Residents:
     """Return the sound rows of the catalogue as they are at one moment."""
     part = layout.num_layers * CHECKSUM_BYTES
@@ -126,16 +134,7 @@ def read_records(layout: StoreLayout, ranks: int) -> Residents:
         with reading(path.parent) as connection:
             rows = connection.execute("SELECT * FROM chunks")
             while some := rows.fetchmany(READ_ROWS):
-                found.extend(
-                    [
-                        row
-                        for row in some
-                        if is_sound(row)
-                        and row[0] < layout.num_chunks
-                        and row[3] == ranks
-                        and len(row[4]) == ranks * part
-                    ]
-                )
+                found.extend([row for row in some if fits(row, layout, ranks)])
     except sqlite3.Error as error:
         raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
     return found

@@ -19,6 +19,7 @@ from tutti_engine.errors import CatalogueError, RootError
 from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
 from tutti_engine.planner import Planner
+from tutti_engine.store_follow import ViewFollower
 from tutti_engine.store_view import LocalStoreView
 from tutti_engine.testing.window import HostWindow
 
@@ -106,6 +107,61 @@ def test_place_that_the_owner_filled_anew_is_a_miss(owner: Side, tmp_path: Path)
         assert planner.plan_store([(b"key-3", ((0,),))]) is None
         assert b"key-77" in seen.look().keys
         side.backend.shutdown()
+
+
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_follower_shows_what_was_stored_since_and_what_is_gone(owner: Side, tmp_path: Path) -> None:
+    catalogue = owner.store.catalogue  # type: ignore[union-attr]
+    with view(tmp_path) as seen:
+        side = Side(seen)
+        planner = Planner(GEOMETRY, seen.chunk_ids, records=seen.records, read_only=True)
+        follower = ViewFollower(seen, planner, interval=0.02)
+        seen.records.clear()
+        assert planner.lookup_prefix([b"key-3"]) == 1
+        loading = planner.plan_load([(b"key-3", ((0,),))])
+        catalogue.remove([2], lambda slots: None)
+        assert catalogue.flush(10)
+        wait_until(lambda: not planner.lookup_prefix([b"key-3"]), "what is gone is still shown")
+        catalogue.put(owner.write(2, 77))
+        catalogue.put(owner.write(5, 78))
+        assert catalogue.flush(10)
+        wait_until(lambda: planner.lookup_prefix([b"key-77", b"key-78"]) == 2, "it is not shown")
+        assert planner.resident_chunks == 5
+        planner.complete_load(LoadResult(loading.plan_id, failed=(0,), errno=errno.EBADMSG, corrupt=(0,)))
+        assert planner.lookup_prefix([b"key-77"]) == 1, "the place is another chunk's now"
+        plan = planner.plan_load([(b"key-77", ((0,),)), (b"key-78", ((0,),))])
+        for transfer in plan.transfers:
+            assert side.read(transfer.chunk_id) == transfer.checksums[0]
+        catalogue.remove([5], lambda slots: None)
+        catalogue.flush(10)
+        catalogue.put(owner.write(6, 78))
+        assert catalogue.flush(10)
+        wait_until(lambda: planner.plan_load([(b"key-78", ((0,),))]).transfers[0].chunk_id == 6, "not moved")
+        follower.close()
+        side.backend.shutdown()
+
+
+def test_a_place_that_is_read_and_dropped_is_shown_later(owner: Side, tmp_path: Path) -> None:
+    catalogue = owner.store.catalogue  # type: ignore[union-attr]
+    with view(tmp_path) as seen:
+        planner = Planner(GEOMETRY, seen.chunk_ids, records=seen.records, read_only=True)
+        first = planner.plan_load([(b"key-3", ((0,),))])
+        second = planner.plan_load([(b"key-3", ((0,),))])
+        planner.complete_load(LoadResult(first.plan_id, failed=(0,), errno=errno.EBADMSG, corrupt=(0,)))
+        record = owner.write(2, 77)
+        assert planner.adopt([(2, record)]) == [2]
+        planner.complete_load(LoadResult(second.plan_id, failed=(0,), errno=errno.EBADMSG, corrupt=(0,)))
+        assert planner.adopt([(2, record)]) == []
+        assert planner.lookup_prefix([b"key-77"]) == 1
+        assert catalogue.flush(10)
+    with pytest.raises(RuntimeError, match="read_only"):
+        Planner(GEOMETRY, range(4)).adopt([])
 
 
 def test_store_without_an_owner_can_be_read(tmp_path: Path, owner: Side) -> None:

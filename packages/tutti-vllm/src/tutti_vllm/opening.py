@@ -12,6 +12,7 @@ from tutti_engine import TuttiEngine, TuttiError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore
 from tutti_engine.namespace import Namespace
+from tutti_engine.store_follow import ViewFollower
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_roots import prepare_directory
 from tutti_engine.store_space import SpaceSettings
@@ -158,13 +159,15 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             ranks=ranks,
             policies=settings.policies,
         )
-        # The planner has taken over what it needs.
-        store.records.clear()
-        hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
         upkeep = contextlib.ExitStack()
         upkeep.callback(store.close)
-        if not settings.read_only:
+        if isinstance(store, LocalStoreView):
+            upkeep.callback(ViewFollower(store, engine.planner).close)
+        else:
             upkeep.callback(Upkeep(engine.planner).close)
+        # The planner and its upkeep have taken over what they need.
+        store.records.clear()
+        hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
         return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=upkeep.close)
     except BaseException:
         store.close()
