@@ -8,6 +8,7 @@
 #include "checks.h"
 #include "checksum.h"
 #include "transfer.h"
+#include "written_once.h"
 
 namespace tutti::kv {
 namespace {
@@ -82,6 +83,7 @@ void scatter(const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
              std::int64_t workers) {
   const Arguments arguments = check_arguments(storages, planes, layers, block_ids, repeats, token_ranges,
                                               window, slots, slot_bytes, workers, Direction::kScatter, true);
+  require_planes_apart(arguments.plan, arguments.storages);
   require_per_segment(checksums, ScalarType::Long, "checksums", arguments.segments());
   require_per_segment(status, ScalarType::Int, "status", arguments.segments());
   const std::int32_t* read = nullptr;

@@ -94,7 +94,7 @@ void take_ids(TransferPlan& plan, const Segments& segments, bool may_miss) {
 }
 
 // Two blocks of a scatter that share a byte of their first run: the result would depend on their order. Runs
-// are compared and not ids, because layers may share memory.
+// are compared and not ids, because layers may share memory. require_planes_apart looks at all other runs.
 void check_blocks_written_once(const TransferPlan& plan) {
   struct Run {
     std::int64_t storage, begin, end;
