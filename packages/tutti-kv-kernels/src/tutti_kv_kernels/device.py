@@ -182,11 +182,16 @@ class DeviceTransfer:
         Raises:
             ValueError: as `gather`.
         """
+        if verify is not Verify.NONE and (checksums is None or status is None):
+            raise ValueError(
+                f"tutti_kv_kernels: a scatter with {verify} compares with checksums and reports in status: "
+                "give both, or Verify.NONE"
+            )
         allowed = verify is not Verify.BEFORE and read_status is None
         chosen = self._choose(mover, False, block_ids, slots, token_ranges, allowed=allowed)
         if chosen is Mover.COPY_ENGINE:
             _call(_OPS.device_copy, self._plan, block_ids, slots, layers, None, False, True)
-            if verify is not Verify.NONE and checksums is not None:
+            if checksums is not None and verify is not Verify.NONE:
                 # The bytes of blocks that are left out are in the slots only.
                 of = "pages" if int(block_ids.min()) >= 0 else "slots"
                 self.checksums(
