@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from cuda_kit import FakeCuda, FakeCufile
 from loop_kit import Loops
 
 import tutti_runtime as tr
@@ -38,6 +39,25 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
 @pytest.mark.parametrize("check", contract.CHECKS)
 def test_contract(check: str, subject: Subject) -> None:
     contract.CHECKS[check](subject)
+
+
+@pytest.fixture(params=PLANS)
+def cufile_subject(
+    request: pytest.FixtureRequest, fake_cuda: FakeCuda, fake_cufile: FakeCufile, tmp_path: Path
+) -> Iterator[Subject]:
+    assert fake_cufile.handles == 0
+    runtime = testing.make_fault_runtime(
+        "cufile", PLANS[request.param], direct="off", cufile_library=fake_cuda.cufile_path
+    )
+    yield Subject("cufile", runtime, tmp_path, KINDS["posix"][2])
+    runtime.shutdown(30)
+    assert fake_cufile.handles == 0
+
+
+@pytest.mark.parametrize("check", contract.CHECKS)
+def test_contract_on_cufile(check: str, cufile_subject: Subject) -> None:
+    """Against a cuFile of our own; what the real one does is for the gpu tests."""
+    contract.CHECKS[check](cufile_subject)
 
 
 @pytest.fixture(params=["posix", "uring"])

@@ -3,7 +3,9 @@
 
     @pytest.mark.parametrize("check", contract.CHECKS)
     def test_contract(check, tmp_path):
-        with subjects.make_subject("uring", tmp_path).runtime ...
+        runtime = make_my_runtime()
+        contract.CHECKS[check](subjects.Subject("mine", runtime, tmp_path, make_my_target))
+        runtime.shutdown()
 
 A check is a function of a :class:`~tutti_runtime.testing.subjects.Subject` whose runtime nobody has used; it
 raises :class:`ContractError`. The device may be late, begin operations in any order and accept few at once,

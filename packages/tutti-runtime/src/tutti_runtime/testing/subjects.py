@@ -17,7 +17,7 @@ from tutti_runtime.runtime import Runtime
 from tutti_runtime.testing.doubles import FaultRuntime, make_fault_runtime
 from tutti_runtime.testing.plans import FaultPlan
 
-__all__ = ["KINDS", "MadeTarget", "Subject", "TargetMaker", "make_subject"]
+__all__ = ["KINDS", "MadeTarget", "Subject", "TargetMaker", "faults_of", "make_subject"]
 
 PAGE = 4096
 
