@@ -72,6 +72,7 @@ def made_up_report() -> dict:
             "architecture": "x86_64",
             "file_system": "ext4",
             "drive": "NVMe drive",
+            "load": 0.1,
         },
         "fio": "fio-3.33",
         "settings": {"file_bytes": 1 << 29, "depth": 32, "direct": True, "rounds": 5},

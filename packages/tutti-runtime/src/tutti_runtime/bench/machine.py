@@ -47,8 +47,8 @@ def drive_class(folder: Path) -> str:
     return kind
 
 
-def describe(folder: Path) -> dict[str, str | int]:
-    """Cores, memory, kernel, file system and class of drive."""
+def describe(folder: Path) -> dict[str, str | int | float]:
+    """Cores, memory, kernel, file system, class of drive, and how busy the machine is at this moment."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cores": os.cpu_count() or 1,
@@ -57,4 +57,5 @@ def describe(folder: Path) -> dict[str, str | int]:
         "architecture": platform.machine(),
         "file_system": file_system(folder),
         "drive": drive_class(folder),
+        "load": round(os.getloadavg()[0], 1),
     }

@@ -53,7 +53,7 @@ def _machine(report: dict[str, Any]) -> str:
         f"({machine['architecture']}), {machine['file_system']} on a {machine['drive']}; "
         f"{settings['file_bytes'] >> 20} MiB file, depth {settings['depth']}, "
         f"O_DIRECT {'on' if settings['direct'] else 'off'}, medians of {settings['rounds']} rounds, "
-        f"{report['fio'] or 'no fio'}"
+        f"{report['fio'] or 'no fio'}, load average {machine['load']} when it began"
     )
 
 
