@@ -229,7 +229,9 @@ class PagedCache:
 
         Raises:
             ValueError: for any argument that breaks a rule above, and for a window that overlaps the cache.
-                Nothing has been written then.
+                Nothing has been written then. Values of ids, slots and layers on a device raise nothing: a
+                block that is out of range is packed as zeros, a slot that is out of range is left out, and
+                its checksum is not written. `DeviceTransfer.gather` reports both in a status.
         """
         if checksums is None:
             checksums = torch.empty(slots.shape, dtype=torch.int64, device=slots.device)
