@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from gpu_cases import MIB, beside_gemm, device_windows, host_costs, pinned_windows
+from gpu_layers import all_layers
 
-PARTS = ("device", "pinned", "gemm", "host")
+PARTS = ("device", "layers", "pinned", "gemm", "host")
 
 
 def machine() -> dict[str, str]:
@@ -41,6 +42,15 @@ def device_table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"{row['bytes'] / MIB:6.1f} MiB  {row['shape']:46} copy {rate:6.0f} GB/s | {', '.join(cells)}"
         )
+    return "\n".join(lines)
+
+
+def layers_table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        lines.append(f"{row['layers']} layers of {row['bytes'] / row['layers'] / MIB:.0f} MiB")
+        for name, us in row["us"].items():
+            lines.append(f"    {name:24} {us:8.1f} us, with the host {row['with host'][name]:8.1f} us")
     return "\n".join(lines)
 
 
@@ -124,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = [size * MIB for size in options.sizes_mib]
     steps = {
         "device": (lambda: device_windows(options.pool_mib * MIB, sizes), device_table),
+        "layers": (lambda: all_layers([(32, MIB), (80, MIB), (80, 4 * MIB)]), layers_table),
         "pinned": (lambda: pinned_windows(64 * MIB, [4096, 16384, 65536, 262144]), pinned_table),
         "gemm": (lambda: beside_gemm([1, 2, 3, 4, 6, 8, 16, 0]), gemm_table),
         "host": (host_costs, host_table),

@@ -9,6 +9,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+import tutti_kv_kernels as tk
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -55,3 +58,13 @@ def test_bandwidth_plot_is_a_png(tmp_path: Path) -> None:
         [module["measure"](shape, 65536, 1 << 20, 1, [1]) for shape in shapes], tmp_path / "plot.png"
     )
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_device_benchmark_s_checksum_by_torch_is_the_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the benchmark would compare a transfer with work that differs."""
+    monkeypatch.syspath_prepend(str(PACKAGE / "benchmarks"))
+    module = runpy.run_path(str(PACKAGE / "benchmarks" / "gpu_layers.py"))
+    rows = torch.randint(0, 256, (16, 4096), dtype=torch.uint8)
+    positions = torch.arange(1, 4096 // 8 + 1) * module["_INDEX_FACTOR"]
+    found = module["torch_checksums"](rows.view(torch.int64), positions)
+    assert [value % 2**64 for value in found.tolist()] == [tk.checksum(row) for row in rows]

@@ -15,12 +15,15 @@ constexpr std::int64_t kLanesPerWarp = 32;
 constexpr std::int64_t kWideBlock = 1024;  // fills a multiprocessor
 constexpr std::int64_t kNarrowBlock = 256;
 constexpr std::int64_t kNarrowBlocksEach = 4;  // of a multiprocessor
-// Tiles that a warp moves before its block goes on to another span. Measured: 8 to 32 make no difference.
-constexpr std::int64_t kMaxRounds = 8;
+// Tiles that a warp moves in one span. Wide blocks go on to other spans; 8 to 32 tiles make no difference
+// there. A narrow block ends with its span, and the next starts wherever one has ended: large launches are
+// faster so than with blocks that stay (docs/gpu.md). With one tile a warp the checksum costs more.
+constexpr std::int64_t kWideRounds = 8;
+constexpr std::int64_t kNarrowRounds = 2;
 
 std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// Cuts the segments into spans, so that all blocks have work and few have more than one.
+// Cuts the segments into spans: few enough that all blocks have work, and for the whole device one a block.
 LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch, std::int64_t num_sms,
                          bool fills_slots) {
   const std::int64_t tile = tile_bytes(geometry.access);
@@ -37,7 +40,8 @@ LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch,
       limited ? num_sms : std::int64_t{multiprocessors(geometry.device)} * kNarrowBlocksEach;
   const std::int64_t warps = threads / kLanesPerWarp;
   const std::int64_t rounds = ceil_div(segment_tiles * launch.segments, blocks * warps);
-  const std::int64_t span_tiles = std::min(std::min(rounds, kMaxRounds) * warps, segment_tiles);
+  const std::int64_t most_rounds = limited ? kWideRounds : kNarrowRounds;
+  const std::int64_t span_tiles = std::min(std::min(rounds, most_rounds) * warps, segment_tiles);
   const std::int64_t segment_spans = ceil_div(segment_tiles, span_tiles);
   const std::int64_t spans = segment_spans * launch.segments;
   launch.segment_tiles = static_cast<std::uint32_t>(segment_tiles);
@@ -45,7 +49,7 @@ LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch,
   launch.segment_spans = FastDivisor::of(static_cast<std::uint32_t>(segment_spans));
   launch.total_spans = static_cast<std::uint32_t>(spans);
   return {.access = geometry.access,
-          .blocks = static_cast<std::uint32_t>(std::min(blocks, spans)),
+          .blocks = static_cast<std::uint32_t>(limited ? std::min(blocks, spans) : spans),
           .threads = static_cast<std::uint32_t>(threads),
           .stream = current_stream(geometry.device)};
 }
