@@ -186,14 +186,24 @@ void StorageRuntime::progress() noexcept {
   }
 }
 
-/// Asks every dependency once, with the lock released, and starts what may begin.
+/// A word is looked at with the lock held: with it released, a cancellation could give its memory back, and the
+/// caller unmap it, just before the look. Others are asked with the lock released.
+int StorageRuntime::ask(std::unique_lock<std::mutex>& lock, const HeldOps& held) noexcept {
+  if (held.word_memory != nullptr) {
+    return held.after->query();
+  }
+  const std::shared_ptr<Dependency> after = held.after;
+  lock.unlock();
+  const int error = after->query();
+  lock.lock();
+  return error;
+}
+
+/// Asks every dependency once and starts what may begin.
 void StorageRuntime::poll_held(std::unique_lock<std::mutex>& lock) noexcept {
   for (std::size_t i = 0; i < held_.size();) {
     const std::shared_ptr<Batch> batch = held_[i].batch;
-    const std::shared_ptr<Dependency> after = held_[i].after;
-    lock.unlock();
-    const int error = after->query();
-    lock.lock();
+    const int error = ask(lock, held_[i]);
     // Others may have taken batches off the list meanwhile, or put some on it.
     const auto place =
         std::find_if(held_.begin(), held_.end(), [&](const HeldOps& held) { return held.batch == batch; });

@@ -95,6 +95,9 @@ class ScheduledPath final : public DataPath, private CompletionSink {
       for (auto& [id, root] : roots_) {
         take_out(root, filter, ended);
       }
+      if (!ended.empty()) {
+        pump(lock);  // what stood behind a large write may go now
+      }
     }
     fail(ended, status);
     next_->withdraw(filter, status);
@@ -203,29 +206,36 @@ class ScheduledPath final : public DataPath, private CompletionSink {
     return wake;
   }
 
+  /// Reads first, but the last free place is for a write that the policy lets go now: reads that keep coming
+  /// would else take every place that falls free.
   TimePoint collect(Root& root, std::uint64_t depth, std::vector<IoOp>& ready) noexcept {
-    while (!root.reads.empty() && root.in_flight() < depth) {
+    const TimePoint now = root.writes.empty() ? TimePoint{} : Clock::now();
+    while (root.in_flight() < depth) {
+      TimePoint when = TimePoint::max();
+      if (!root.writes.empty() && (root.reads.empty() || root.in_flight() + 1 == depth)) {
+        when = root.pacer.when(policy_, root.view(), now);
+        if (when <= now) {
+          begin_write(root, now, ready);
+          continue;
+        }
+      }
+      if (root.reads.empty()) {
+        return when;
+      }
       ready.push_back(root.reads.front());
       root.reads.pop_front();
       ++root.reads_in_flight;
     }
-    if (root.writes.empty()) {
-      return TimePoint::max();
-    }
-    const TimePoint now = Clock::now();
-    while (!root.writes.empty() && root.in_flight() < depth) {
-      const WritePacer::View view = root.view();
-      const TimePoint when = root.pacer.when(policy_, view, now);
-      if (when > now) {
-        return when;
-      }
-      root.pacer.began(policy_, view, now);
-      ready.push_back(root.writes.front().op);
-      root.writes.pop_front();
-      ++root.writes_in_flight;
-      root.write_bytes_in_flight += view.next_bytes;
-    }
     return TimePoint::max();
+  }
+
+  void begin_write(Root& root, TimePoint now, std::vector<IoOp>& ready) noexcept {
+    const WritePacer::View view = root.view();
+    root.pacer.began(policy_, view, now);
+    ready.push_back(root.writes.front().op);
+    root.writes.pop_front();
+    ++root.writes_in_flight;
+    root.write_bytes_in_flight += view.next_bytes;
   }
 
   void complete(std::span<const IoOp> ops) noexcept override {
@@ -263,6 +273,7 @@ class ScheduledPath final : public DataPath, private CompletionSink {
         policy_.share = 1;  // without a clock nothing may wait for one
         policy_.idle_after = 0;
         policy_.rate = 0;
+        again_ = true;
       }
     } else if (sooner) {
       timer_wake_.notify_one();

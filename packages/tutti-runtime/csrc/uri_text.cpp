@@ -94,7 +94,7 @@ std::vector<std::pair<std::string_view, std::string_view>> split_query(
       for (const std::string_view name : known) {
         names += (names.empty() ? "" : ", ") + std::string(name);
       }
-      refuse_uri(uri, "'" + std::string(item.substr(0, 40)) +
+      refuse_uri(uri, std::string("'").append(item.substr(0, 40)) +
                           "' is not key=value with one of the known keys: " + names);
     }
     for (const auto& [seen, value] : pairs) {

@@ -84,6 +84,41 @@ def test_writes_are_not_starved(drives) -> None:  # type: ignore[no-untyped-def]
         drive.runtime.wait(drive.start(tr.READ, 4), 30)
 
 
+@pytest.mark.parametrize("policy", [{"share": 0.0, "max_wait": 0.02}, {"share": 0.25, "max_wait": 3600.0}])
+def test_writes_are_not_starved_by_more_reads_than_fit(drives, policy: dict[str, float]) -> None:  # type: ignore[no-untyped-def]
+    drive = drives(**policy, idle_after=3600.0)
+    reads = [drive.start(tr.READ, 16) for _ in range(2)]
+    writes = drive.start(tr.WRITE, 2)
+    for _ in range(40):  # 2.6 seconds of reading, with places for four and never less than 16 waiting
+        drive.runtime.wait(reads.pop(0), 30)
+        if drive.runtime.poll(writes):
+            break
+        reads.append(drive.start(tr.READ, 16))
+    assert drive.runtime.poll(writes)
+
+
+def test_a_write_gets_a_place_where_there_is_only_one(tmp_path: Path) -> None:
+    control = _core.FaultControl({"rules": [{"hang": True}]})
+    policy = tr.WritePolicy(share=1.0, max_wait=3600.0, idle_after=3600.0)
+    runtime = faulty("uring", control, write_policy=policy.native(), queue_depth=1)
+    setup = Setup("uring", "off", tmp_path, runtime)
+    _, memory = setup.memory(4 * PAGE)
+    target = setup.target(4 * PAGE)
+    reads = runtime.submit(batch(*[request(tr.READ, memory, 0, target, 0, PAGE)] * 6)).handle
+    write = runtime.submit(batch(request(tr.WRITE, memory, 0, target, 0, PAGE))).handle
+    assert reads is not None
+    assert write is not None
+    assert control.wait_held(1, 30)
+    control.set_plan({"rules": [{"hang": True, "direction": "read", "skip": 2}]})
+    control.release()
+    assert not runtime.wait(write, 30).status.any()
+    assert not runtime.poll(reads)
+    control.set_plan({})
+    control.release()
+    assert not runtime.wait(reads, 30).status.any()
+    assert runtime.shutdown(30)
+
+
 def test_writes_earn_their_share_of_what_is_read(drives) -> None:  # type: ignore[no-untyped-def]
     drive = drives(share=0.25, max_wait=3600.0, idle_after=3600.0)
     reads = [drive.start(tr.READ, 16) for _ in range(2)]

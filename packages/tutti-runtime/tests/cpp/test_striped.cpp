@@ -177,6 +177,11 @@ void what_is_withdrawn_is_the_whole_operation() {
                    ECANCELED);
   CHECK(f.sink.finished.size() == 1);
   CHECK(f.sink.finished[0].item == 8 && f.sink.finished[0].status == ECANCELED);
+  for (std::size_t part = 0; part < 3; ++part) {
+    f.held->finish(f.held->held[part], 0, kPage);
+  }
+  CHECK(f.sink.finished.size() == 2);
+  CHECK(f.sink.finished[1].item == 7 && f.sink.finished[1].status == 0);
 }
 
 void parts_complete_on_many_threads() {

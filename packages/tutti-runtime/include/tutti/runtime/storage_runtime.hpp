@@ -157,6 +157,7 @@ class StorageRuntime final : private CompletionSink {
   void arm_timer(Batch& batch) noexcept;
   void start_progress_thread();
   void progress() noexcept;
+  int ask(std::unique_lock<std::mutex>& lock, const HeldOps& held) noexcept;
   void poll_held(std::unique_lock<std::mutex>& lock) noexcept;
   void issue_held(std::unique_lock<std::mutex>& lock, HeldOps held, int error) noexcept;
   void expire(std::unique_lock<std::mutex>& lock) noexcept;
