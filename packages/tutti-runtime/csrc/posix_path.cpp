@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "tutti/runtime/detail/file_op.hpp"
@@ -50,10 +51,20 @@ class PosixPath final : public DataPath {
 
   void submit(std::span<const IoOp> ops) override {
     std::size_t begin = 0;
-    for (std::size_t i = 1; i <= ops.size(); ++i) {
-      if (i == ops.size() || ops[i].target->root() != ops[begin].target->root()) {
-        pool_of(ops[begin].target->root()).submit(ops.subspan(begin, i - begin));
-        begin = i;
+    try {
+      for (std::size_t i = 1; i <= ops.size(); ++i) {
+        if (i == ops.size() || ops[i].target->root() != ops[begin].target->root()) {
+          pool_of(ops[begin].target->root()).submit(ops.subspan(begin, i - begin));
+          begin = i;
+        }
+      }
+    } catch (const std::bad_alloc&) {
+      if (begin == 0) {
+        throw;
+      }
+      for (IoOp op : ops.subspan(begin)) {  // some are taken already, so all are
+        op.status = ENOMEM;
+        sink_->complete({&op, 1});
       }
     }
   }
@@ -97,6 +108,7 @@ class PosixPath final : public DataPath {
     if (index >= pools_.size()) {
       try {
         pools_.push_back(make_pool());
+        index = pools_.size() - 1;
       } catch (const SystemError&) {
         index = 0;  // no more threads to be had: it shares the first ones
       }

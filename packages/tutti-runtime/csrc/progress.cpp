@@ -186,8 +186,8 @@ void StorageRuntime::progress() noexcept {
   }
 }
 
-/// A word is looked at with the lock held: with it released, a cancellation could give its memory back, and the
-/// caller unmap it, just before the look. Others are asked with the lock released.
+/// A word is looked at with the lock held: with it released, a cancellation could give its memory back, and
+/// the caller unmap it, just before the look. Others are asked with the lock released.
 int StorageRuntime::ask(std::unique_lock<std::mutex>& lock, const HeldOps& held) noexcept {
   if (held.word_memory != nullptr) {
     return held.after->query();
