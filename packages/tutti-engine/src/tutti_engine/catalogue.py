@@ -8,7 +8,6 @@ is durable: what the catalogue says after a crash may be too little, never too m
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sqlite3
 import threading
@@ -26,8 +25,8 @@ from tutti_engine.catalogue_connection import Connection, DamagedError
 from tutti_engine.catalogue_file import CATALOGUE_NAME, MAX_COMMIT_OPERATIONS
 from tutti_engine.catalogue_link import Link
 from tutti_engine.catalogue_lists import retired_slots
-from tutti_engine.catalogue_reading import read_counters, resident_chunks
-from tutti_engine.catalogue_record import Record, as_records, checked
+from tutti_engine.catalogue_reading import read_counters, read_records, resident_chunks
+from tutti_engine.catalogue_record import Record, checked
 from tutti_engine.catalogue_residents import Residents
 from tutti_engine.checksum_table import StoredChecksums
 from tutti_engine.errors import CatalogueError
@@ -58,8 +57,6 @@ COMMIT_PATIENCE = 0.5
 
 CLOSING_RETRY = 0.1
 """Longest pause between attempts of a closing catalogue."""
-
-READ_ROWS = 256
 
 REOPEN_AFTER = 3
 """Failed attempts after which the database is opened anew: its file may be another one after a remount."""
@@ -142,21 +139,7 @@ class Catalogue:
 
     def records(self) -> list[Record]:
         """Return all rows, waiting for the writer thread. Raises CatalogueError when they cannot be read."""
-        return self._call(self._read_records)
-
-    def _read_records(self) -> list[Record]:
-        rows = self._link.get().execute("SELECT * FROM chunks")
-        records: list[Record] = []
-        collecting = gc.isenabled()
-        # The collector would walk a million new tuples again and again, for half of the time.
-        gc.disable()
-        try:
-            while some := rows.fetchmany(READ_ROWS):
-                records += as_records(some)
-        finally:
-            if collecting:
-                gc.enable()
-        return records
+        return self._call(lambda: read_records(self._link.get()))
 
     def residents(
         self, num_slots: int, ranks: int, part_bytes: int, *, before_reading: Callable[[], None] | None = None

@@ -12,9 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
 from tutti_engine.breaker import Breaker
 from tutti_engine.catalogue import Record
@@ -34,6 +31,7 @@ from tutti_engine.plan import (
     StoreSettled,
 )
 from tutti_engine.planner_journal import PlannerJournal
+from tutti_engine.plans_under_way import Load, Quarantine, Store, serial
 from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.policies.tenants import tenant_tag
@@ -45,48 +43,6 @@ from tutti_engine.store_gate import StoreGate, place_in_prompts
 __all__ = ["Planner", "PlannerJournal"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Load:
-    entries: tuple[Entry | None, ...]
-    ranks_left: int
-    failed: set[int] = field(default_factory=set)
-    guilty: set[int] = field(default_factory=set)
-    corrupt: set[int] = field(default_factory=set)
-    errno: int = 0
-
-
-@dataclass(slots=True)
-class _Store:
-    entries: tuple[Entry, ...]
-    ranks_left: int
-    checksums: dict[int, tuple[bytes | None, ...]] = field(default_factory=dict)
-    # (rank, position) pairs whose place a late write may still reach, and those that were, but no longer are.
-    unsettled: set[tuple[int, int]] = field(default_factory=set)
-    settled: set[tuple[int, int]] = field(default_factory=set)
-    errno: int = 0
-
-
-@dataclass(slots=True)
-class _Quarantine:
-    chunk_id: ChunkId
-    ranks: set[int]
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def serial(method: Callable[Concatenate[Planner, P], T]) -> Callable[Concatenate[Planner, P], T]:
-    """Have calls of a planner's methods wait for each other."""
-
-    @wraps(method)
-    def wrapped(planner: Planner, /, *arguments: P.args, **named: P.kwargs) -> T:
-        with planner._turn:
-            return method(planner, *arguments, **named)
-
-    return wrapped
 
 
 def wall_clock() -> float:
@@ -159,11 +115,11 @@ class Planner:
             budget=WriteBudget(policies.daily_write_bytes, fill=0.5 if self._number else 1.0, clock=clock),
         )
         self._room = Room(self._index, journal, places, self._count)
-        self._quarantined: dict[tuple[int, int], _Quarantine] = {}
+        self._quarantined: dict[tuple[int, int], Quarantine] = {}
         self._keeps_records = journal is not None
         self._next_plan_id = 1
-        self._loads: dict[int, _Load] = {}
-        self._stores: dict[int, _Store] = {}
+        self._loads: dict[int, Load] = {}
+        self._stores: dict[int, Store] = {}
 
     @property
     def resident_chunks(self) -> int:
@@ -265,7 +221,7 @@ class Planner:
             if self._journal is not None:
                 self._journal.touch(keys)
         plan = LoadPlan(self._new_plan_id(), tuple(transfers))
-        self._loads[plan.plan_id] = _Load(tuple(entries), self._ranks)
+        self._loads[plan.plan_id] = Load(tuple(entries), self._ranks)
         return plan
 
     @serial
@@ -350,7 +306,7 @@ class Planner:
             return None
         transfers = tuple(ChunkTransfer(entry.key, entry.chunk_id, fresh[entry.key]) for entry in entries)
         plan = StorePlan(self._new_plan_id(), transfers)
-        self._stores[plan.plan_id] = _Store(tuple(entries), self._ranks)
+        self._stores[plan.plan_id] = Store(tuple(entries), self._ranks)
         return plan
 
     @serial
@@ -369,7 +325,7 @@ class Planner:
         del self._stores[result.plan_id]
         for rank_, position in store.unsettled - store.settled:
             chunk_id = store.entries[position].chunk_id
-            where = self._quarantined.setdefault((result.plan_id, position), _Quarantine(chunk_id, set()))
+            where = self._quarantined.setdefault((result.plan_id, position), Quarantine(chunk_id, set()))
             where.ranks.add(rank_)
         failed = sum(
             not self._settle(store, result.plan_id, position) for position in range(len(store.entries))
@@ -419,7 +375,7 @@ class Planner:
         self._keeps_records = False
         return self._journal.flush(timeout)
 
-    def _settle(self, store: _Store, plan_id: int, position: int) -> bool:
+    def _settle(self, store: Store, plan_id: int, position: int) -> bool:
         """Make one chunk a hit or give it up; return whether every rank made it durable."""
         entry = store.entries[position]
         parts = [store.checksums[rank][position] for rank in sorted(store.checksums)]
