@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from array import array
 from itertools import compress
 from operator import ne
@@ -32,13 +33,16 @@ PIECE_SLOTS = 8192
 
 PIECE_PAUSE_SECONDS = 0.05
 
+SETTLE_SECONDS = 30.0
+"""How long after a change of the files every look counts: a commit is seen only after they have changed."""
+
 EMPTY = -1
 
 
 class ViewFollower:
     """Compares the catalogue's generations with those that the planner knows, until ``close``.
 
-    At most every ``interval`` seconds, only if the files have changed, in pieces with pauses: a tenth of a
+    At most every ``interval`` seconds, only if the files have changed of late, in pieces with pauses: a tenth of a
     core at most, and a few seconds for a million chunks.
 
     Args:
@@ -56,6 +60,7 @@ class ViewFollower:
         for slot, generation in zip(view.records.slots, view.records.generations):
             self._known[slot] = generation
         self._seen: object = None
+        self._look_until = 0.0
         self._told = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tutti-follow", daemon=True)
@@ -70,10 +75,14 @@ class ViewFollower:
         while not self._stopped.wait(self._interval):
             try:
                 state = self._files()
-                if state != self._seen and self._look():
-                    self._seen = state
+                if state != self._seen:
+                    self._seen, self._look_until = state, time.monotonic() + SETTLE_SECONDS
+                if time.monotonic() < self._look_until:
+                    if not self._look():
+                        self._seen = None
                     self._told = False
             except Exception as error:
+                self._seen = None
                 if not self._told:
                     log.warning("%s: what is stored now cannot be seen: %s", self._path, error)
                 self._told = True
