@@ -42,8 +42,8 @@ EMPTY = -1
 class ViewFollower:
     """Compares the catalogue's generations with those that the planner knows, until ``close``.
 
-    At most every ``interval`` seconds, only if the files have changed of late, in pieces with pauses: a tenth of a
-    core at most, and a few seconds for a million chunks.
+    At most every ``interval`` seconds, only if the files have changed of late, in pieces with pauses: a tenth
+    of a core at most, and a few seconds for a million chunks.
 
     Args:
         view: the store; its ``records`` are what the planner has taken over.
