@@ -37,6 +37,11 @@ REFUSED: dict[str, tuple[list[torch.Tensor], list[list[tk.Plane]], list[list[int
     "a later run of another layer": ([torch.zeros(512)], [[one_run()], [HEADS]], [[4], [0]]),
     "K and V are the same memory": ([torch.zeros(512)], [[one_run(), one_run()]], [[3]]),
     "V begins inside K": ([torch.zeros(1024)], [[one_run(), one_run(offset=448)]], [[7, 0]]),
+    "a layer that ends between them": (
+        [torch.zeros(512)],
+        [[one_run()], [tk.Plane(0, 8, 32, 2, 32)], [tk.Plane(0, 320, 64, 1, 64)]],
+        [[5], [0], [0]],
+    ),
     "two storages over one buffer": (
         [torch.frombuffer(BUFFER, dtype=torch.uint8), torch.frombuffer(BUFFER, dtype=torch.uint8)[:512]],
         [[one_run()], [one_run(1)]],
