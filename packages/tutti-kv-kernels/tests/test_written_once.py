@@ -39,7 +39,11 @@ REFUSED: dict[str, tuple[list[torch.Tensor], list[list[tk.Plane]], list[list[int
     "V begins inside K": ([torch.zeros(1024)], [[one_run(), one_run(offset=448)]], [[7, 0]]),
     "a layer that ends between them": (
         [torch.zeros(512)],
-        [[one_run()], [tk.Plane(0, 8, 32, 2, 32)], [tk.Plane(0, 320, 64, 1, 64)]],
+        [
+            [one_run()],
+            [tk.Plane(0, 8, 32, 2, 32)],
+            [tk.Plane(0, 256, 32, 1, 32, counts=(1, 1, 2), strides=(0, 0, 64))],
+        ],
         [[5], [0], [0]],
     ),
     "two storages over one buffer": (
