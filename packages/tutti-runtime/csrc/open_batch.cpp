@@ -22,10 +22,11 @@ constexpr std::chrono::microseconds kWorthAThread{100};
 constexpr std::size_t kFirstLook = 4;
 constexpr std::size_t kMaxThreads = 16;
 
-OpenOutcome open_one(StorageRuntime& runtime, const std::string& uri, bool writable) noexcept {
+OpenOutcome open_one(StorageRuntime& runtime, const std::string& uri, bool writable,
+                     std::span<const std::string> roots) noexcept {
   OpenOutcome outcome;
   try {
-    outcome.target = runtime.open(uri, writable);
+    outcome.target = runtime.open(uri, writable, roots);
   } catch (...) {
     outcome.error = std::current_exception();
   }
@@ -58,8 +59,8 @@ void rethrow_if_over(const std::exception_ptr& error) {
 
 }  // namespace
 
-std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std::string> uris,
-                                    bool writable) {
+std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std::string> uris, bool writable,
+                                    std::span<const std::string> roots) {
   std::vector<OpenOutcome> outcomes(uris.size());
   std::atomic<std::size_t> next{0};
   const auto open_next = [&] {
@@ -67,7 +68,7 @@ std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std
     if (i >= uris.size()) {
       return false;
     }
-    outcomes[i] = open_one(runtime, uris[i], writable);
+    outcomes[i] = open_one(runtime, uris[i], writable, roots);
     return true;
   };
   std::vector<std::thread> helpers;

@@ -35,6 +35,11 @@ std::uint32_t next_runtime_id() {
   return (base + serial) % count;
 }
 
+constexpr std::size_t kMaxRootTags = 1024;
+constexpr std::size_t kMaxRootTagBytes = 255;
+// No device number of Linux is that large: its upper 32 bits hold majors beyond 4095, which do not exist.
+constexpr std::uint64_t kFirstTaggedRoot = std::uint64_t{1} << 63;
+
 [[noreturn]] void too_many(const char* kind) {
   throw SystemError(EMFILE, std::string("2^20 ") + kind + " are open in this runtime; close some first");
 }
@@ -92,8 +97,38 @@ void StorageRuntime::check_usable() const {
   }
 }
 
-std::uint64_t StorageRuntime::open(const std::string& uri, bool writable) {
+/// Gives the target the roots that its tags stand for.
+void StorageRuntime::name_roots(Target& target, std::span<const std::string> tags) {
+  if (tags.empty()) {
+    return;
+  }
+  const std::vector<Target*> shards = target.shards();
+  if (tags.size() != shards.size()) {
+    throw InvalidArgument("root names " + std::to_string(tags.size()) + " drives, and the target '" +
+                          target.uri + "' is on " + std::to_string(shards.size()) +
+                          "; give one tag, for a striped target a list with one for each of its roots");
+  }
+  for (std::size_t i = 0; i < tags.size(); ++i) {
+    const auto known = root_tags_.find(tags[i]);
+    if (known == root_tags_.end() && root_tags_.size() == kMaxRootTags) {
+      throw InvalidArgument("root='" + tags[i] + "': this runtime has " + std::to_string(kMaxRootTags) +
+                            " tags already, the most there can be; a tag names a drive, not a file");
+    }
+    shards[i]->set_root(known != root_tags_.end() ? known->second : kFirstTaggedRoot + root_tags_.size());
+    root_tags_.emplace(tags[i], shards[i]->root());
+    shards[i]->root_tag = tags[i];
+  }
+}
+
+std::uint64_t StorageRuntime::open(const std::string& uri, bool writable,
+                                   std::span<const std::string> roots) {
   require_owner();
+  for (const std::string& tag : roots) {
+    if (tag.empty() || tag.size() > kMaxRootTagBytes) {
+      throw InvalidArgument("root='" + tag.substr(0, 64) + "' has " + std::to_string(tag.size()) +
+                            " bytes and must have 1 to " + std::to_string(kMaxRootTagBytes));
+    }
+  }
   {
     std::lock_guard lock(mutex_);
     check_usable();
@@ -102,6 +137,7 @@ std::uint64_t StorageRuntime::open(const std::string& uri, bool writable) {
   target->uri = uri;
   std::lock_guard lock(mutex_);
   check_usable();
+  name_roots(*target, roots);
   const auto handle = targets_.insert(std::move(target));
   if (!handle) {
     too_many("targets");

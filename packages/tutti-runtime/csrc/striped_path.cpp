@@ -23,6 +23,14 @@ class StripedTarget final : public Target {
   [[nodiscard]] const Stripe& stripe() const noexcept { return stripe_; }
   [[nodiscard]] Target* shard(std::uint32_t index) const noexcept { return shards_[index].get(); }
 
+  [[nodiscard]] std::vector<Target*> shards() override {
+    std::vector<Target*> shards;
+    for (const auto& shard : shards_) {
+      shards.push_back(shard.get());
+    }
+    return shards;
+  }
+
   [[nodiscard]] TargetInfo info() const override {
     TargetInfo info = Target::info();
     info.kind = "striped";

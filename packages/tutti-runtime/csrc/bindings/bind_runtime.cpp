@@ -106,7 +106,11 @@ Class bind_runtime(py::module_& module) {
   module.attr("REQUEST_ITEMSIZE") = sizeof(IoRequest);
   using Release = py::call_guard<py::gil_scoped_release>;
   return Class(module, "StorageRuntime")
-      .def("open", &StorageRuntime::open, "uri"_a, "writable"_a, Release())
+      .def(
+          "open",
+          [](StorageRuntime& runtime, const std::string& uri, bool writable,
+             const std::vector<std::string>& roots) { return runtime.open(uri, writable, roots); },
+          "uri"_a, "writable"_a, "roots"_a, Release())
       .def("close",
            [](StorageRuntime& r, const py::object& h) {
              const std::uint64_t handle = to_handle(h);

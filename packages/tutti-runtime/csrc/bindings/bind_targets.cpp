@@ -19,6 +19,7 @@ py::dict to_dict(const TargetInfo& info) {
   py::dict facts("kind"_a = info.kind, "path"_a = to_path(info.path), "size"_a = info.size,
                  "offset"_a = info.offset, "writable"_a = info.writable, "direct"_a = info.direct,
                  "root"_a = info.root, "inode"_a = info.inode);
+  facts["root_tag"] = info.root_tag.empty() ? py::object(py::none()) : py::object(py::str(info.root_tag));
   if (!info.shards.empty()) {
     facts["unit"] = info.unit;
     facts["rotation"] = info.rotation;
@@ -38,11 +39,12 @@ py::dict query(StorageRuntime& runtime, const py::object& handle) {
   return result;
 }
 
-py::list open_many(StorageRuntime& runtime, const std::vector<std::string>& uris, bool writable) {
+py::list open_many(StorageRuntime& runtime, const std::vector<std::string>& uris, bool writable,
+                   const std::vector<std::string>& roots) {
   std::vector<OpenOutcome> outcomes;
   {
     py::gil_scoped_release release;
-    outcomes = open_batch(runtime, uris, writable);
+    outcomes = open_batch(runtime, uris, writable, roots);
   }
   py::list results;
   for (const OpenOutcome& outcome : outcomes) {
@@ -59,7 +61,7 @@ py::list open_many(StorageRuntime& runtime, const std::vector<std::string>& uris
 
 void bind_targets(Class& runtime) {
   using namespace py::literals;
-  runtime.def("open_batch", &open_many, "uris"_a, "writable"_a);
+  runtime.def("open_batch", &open_many, "uris"_a, "writable"_a, "roots"_a);
   runtime.def("query", &query);
 }
 

@@ -52,7 +52,7 @@ class Runtime:
 
     # Targets
 
-    def open(self, uri: str, *, writable: bool = True) -> int:
+    def open(self, uri: str, *, writable: bool = True, root: str | Sequence[str] | None = None) -> int:
         """Open a target and return its handle.
 
         ``file:///absolute/path`` on a file runtime: the file must exist, be regular and not a symbolic
@@ -67,20 +67,30 @@ class Runtime:
         refused (EBUSY).
         ``mem://name?size=BYTES`` on a memory runtime: zeros at first; lives as long as the runtime.
 
-        Raises ``InvalidUriError`` for a URI outside this grammar and ``OSError`` (errno and filename set)
-        for what the system refuses.
+        ``root``: a tag (1 to 255 bytes of UTF-8) for the drive that the target is on; for a striped target a
+        list with one for each of its roots. Reads go before writes, writes are paced and a slow drive holds
+        up no other per drive. Without a tag, files with one ``st_dev`` count as one drive, which is wrong
+        where several file systems are on one drive (give them one tag) or one file system on several. Tags
+        belong to this runtime, at most 1024 of them.
+
+        Raises ``InvalidUriError`` for a URI outside this grammar, ``OSError`` (errno and filename set) for
+        what the system refuses, ``TypeError`` and ``ValueError`` for a bad ``root``.
         """
         _check_uri(uri)
-        target = self._core.open(uri, bool(writable))
+        target = self._core.open(uri, bool(writable), _root_tags(root))
         self._say_fallback()
         return target
 
-    def open_batch(self, uris: Iterable[str], *, writable: bool = True) -> list[OpenResult]:
+    def open_batch(
+        self, uris: Iterable[str], *, writable: bool = True, root: str | Sequence[str] | None = None
+    ) -> list[OpenResult]:
         """Open many targets, on several threads where opening is slow; one that fails takes no other with it.
 
-        The results are in the order of ``uris``. Raises only ``RuntimeClosedError`` and
-        ``ForkedRuntimeError``.
+        The results are in the order of ``uris``; ``root`` is that of :meth:`open`, for every one. Raises only
+        ``RuntimeClosedError`` and ``ForkedRuntimeError``, and for a ``root`` that is neither a tag nor a list
+        of tags ``TypeError`` or ``ValueError``.
         """
+        tags = _root_tags(root)
         items = list(uris)
         results: list[OpenResult | None] = [None] * len(items)
         places = []
@@ -90,7 +100,7 @@ class Runtime:
                 places.append(i)
             except (TypeError, ValueError) as error:
                 results[i] = OpenResult(None, error)
-        opened = self._core.open_batch([items[i] for i in places], bool(writable))
+        opened = self._core.open_batch([items[i] for i in places], bool(writable), tags)
         for i, outcome in zip(places, opened, strict=True):
             results[i] = OpenResult(*outcome)
         self._say_fallback()
@@ -101,8 +111,9 @@ class Runtime:
 
         Keys: ``uri`` as it was opened; ``kind`` (``"file"``, ``"device"``, ``"memory"`` or ``"striped"``);
         ``path``; ``size`` and ``offset`` in bytes, the latter being where a slice begins in its file;
-        ``writable``; ``direct``: whether O_DIRECT is in use now; ``root``: equal for targets on one drive
-        (``st_dev`` of a file); ``inode``. A striped target also has ``unit`` in bytes, ``rotation`` and
+        ``writable``; ``direct``: whether O_DIRECT is in use now; ``root``: ``st_dev`` of a file, the
+        number of a device; ``root_tag``: the drive as :meth:`open` was told, or ``None``; ``inode``. A
+        striped target also has ``unit`` in bytes, ``rotation`` and
         ``shards``, a list of such dicts in the order of the roots. Raises ``InvalidHandleError``.
         """
         return self._core.query(target)
@@ -344,6 +355,24 @@ class Runtime:
             _log.warning(
                 "O_DIRECT is refused by the file system of %d target(s): buffered I/O is used for them", count
             )
+
+
+def _root_tags(root: object) -> list[str]:
+    """One tag for each drive, or none; how many there must be and how long they may be the core knows."""
+    if root is None:
+        return []
+    items = root if isinstance(root, (list, tuple)) else [root]
+    tags = [tag for tag in items if isinstance(tag, str)]
+    if len(tags) != len(items):
+        raise TypeError(f"root={root!r} must be None, a str or a list of str")
+    for tag in tags:
+        try:
+            tag.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"root={root!r} must be valid Unicode") from None
+    if not tags:
+        raise ValueError("root=[] names no drive; use None")
+    return tags
 
 
 def _check_uri(uri: object) -> None:

@@ -26,6 +26,7 @@ struct TargetInfo {
   bool writable = false;
   bool direct = false;     ///< O_DIRECT is in use
   std::uint64_t root = 0;  ///< equal for targets on one drive; `st_dev` of a file
+  std::string root_tag;    ///< the drive as the caller named it, or empty
   std::uint64_t inode = 0;
   std::uint64_t unit = 0;  ///< striped: bytes
   std::uint32_t rotation = 0;
@@ -50,15 +51,21 @@ class Target {
     TargetInfo info;
     info.size = size_;
     info.writable = writable_;
+    info.root_tag = root_tag;
     return info;
   }
 
-  /// What targets on one drive have in common (`st_dev` for files): scheduling is per root.
+  /// The targets whose roots count: its shards, or only itself.
+  [[nodiscard]] virtual std::vector<Target*> shards() { return {this}; }
+
+  /// What targets on one drive have in common (`st_dev` for files, unless the caller said otherwise):
+  /// scheduling is per root.
   [[nodiscard]] std::uint64_t root() const noexcept { return root_; }
   void set_root(std::uint64_t root) noexcept { root_ = root; }
 
   std::uint32_t in_flight = 0;  ///< the runtime's count, under the runtime's lock
   std::string uri;              ///< as it was opened; set by the runtime
+  std::string root_tag;         ///< drive as the caller named it, or empty; set by the runtime
 
  private:
   std::uint64_t size_;

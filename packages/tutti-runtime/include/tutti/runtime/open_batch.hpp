@@ -18,8 +18,9 @@ struct OpenOutcome {
 };
 
 /// Opens all of `uris`, on up to 17 threads once the first few were slow; the order is kept and a failed one
-/// takes no other with it. @throws Closed and Forked, and nothing is then left open.
+/// takes no other with it. `roots` is that of StorageRuntime::open, for every one. @throws Closed and Forked,
+/// and nothing is then left open.
 [[nodiscard]] std::vector<OpenOutcome> open_batch(StorageRuntime& runtime, std::span<const std::string> uris,
-                                                  bool writable);
+                                                  bool writable, std::span<const std::string> roots = {});
 
 }  // namespace tutti::runtime

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,8 +51,13 @@ class StorageRuntime final : private CompletionSink {
   /// Waits for everything in flight, however long. Must not run in a forked child; see is_owner().
   ~StorageRuntime();
 
-  /// @throws InvalidUri, SystemError
-  [[nodiscard]] std::uint64_t open(const std::string& uri, bool writable);
+  /// `roots` says which drive the target is on, where `st_dev` does not: one tag, for a striped target one
+  /// for each of its roots. Targets with one tag share a drive, whatever their `st_dev`; tags belong to this
+  /// runtime. Empty: `st_dev` says it.
+  /// @throws InvalidUri, SystemError; InvalidArgument for a tag of no or more than 255 bytes, the 1025th tag
+  /// of this runtime, or another number of tags than the target has drives.
+  [[nodiscard]] std::uint64_t open(const std::string& uri, bool writable,
+                                   std::span<const std::string> roots = {});
 
   /// What was opened, and as what. @throws InvalidHandle
   struct TargetFacts {
@@ -167,6 +173,7 @@ class StorageRuntime final : private CompletionSink {
   void mark_late(Batch& batch, TimePoint due, std::int32_t status) noexcept;
   void end_everything(std::unique_lock<std::mutex>& lock) noexcept;
 
+  void name_roots(Target& target, std::span<const std::string> tags);
   void check_usable() const;
   void require_owner() const;
   bool drain_and_stop(Duration timeout);
@@ -180,6 +187,7 @@ class StorageRuntime final : private CompletionSink {
   std::condition_variable drained_;  ///< nothing in flight, or stopped
   State state_ = State::kOpen;
   detail::SlotTable<std::unique_ptr<Target>> targets_;
+  std::map<std::string, std::uint64_t> root_tags_;  ///< drives as callers named them
   detail::SlotTable<std::unique_ptr<Memory>> memories_;
   detail::SlotTable<std::shared_ptr<Batch>> batches_;
   std::uint32_t in_flight_ = 0;
