@@ -316,3 +316,12 @@ def test_every_negative_entry_of_a_slot_mapping_is_a_gap() -> None:
     tensor.zero_()
     assert cache.scatter(window, torch.tensor([0]), 32, mapping, checksums).tolist() == [0]
     assert tensor.view(12, 8)[:, 0].nonzero().view(-1).tolist() == [2, 7]
+
+
+@pytest.mark.parametrize("error", [5, -5])
+def test_an_error_of_either_sign_says_that_a_slot_was_not_read(error: int) -> None:
+    given_arguments = cache_and_window()
+    cache = given_arguments.pop("cache")
+    given_arguments["checksums"] = cache.gather(**given_arguments)
+    read = torch.tensor([[0, error], [0, 0]], dtype=torch.int32)
+    assert cache.scatter(**given_arguments, read_status=read).tolist() == [[0, 2], [0, 0]]
