@@ -120,6 +120,7 @@ class PosixPath final : public DataPath {
   [[nodiscard]] std::vector<OpPool*> all_pools() const {
     std::lock_guard lock(mutex_);
     std::vector<OpPool*> pools;
+    pools.reserve(pools_.size());
     for (const auto& pool : pools_) {
       pools.push_back(pool.get());
     }

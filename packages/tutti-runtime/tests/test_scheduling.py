@@ -119,6 +119,26 @@ def test_a_write_gets_a_place_where_there_is_only_one(tmp_path: Path) -> None:
     assert runtime.shutdown(30)
 
 
+def test_what_stood_behind_a_canceled_write_goes(tmp_path: Path) -> None:
+    control = _core.FaultControl({"rules": [{"hang": True, "times": 1}]})
+    policy = tr.WritePolicy(bytes_in_flight=2 * PAGE, idle_after=0.0)
+    runtime = faulty("posix", control, write_policy=policy.native())
+    setup = Setup("posix", "off", tmp_path, runtime)
+    _, memory = setup.memory(4 * PAGE)
+    target = setup.target(4 * PAGE)
+    lengths = [PAGE, 2 * PAGE, PAGE]  # the first hangs, the second is too much beside it
+    hung, large, small = (
+        runtime.submit(batch(request(tr.WRITE, memory, 0, target, 0, n))).handle or 0 for n in lengths
+    )
+    runtime.cancel(large)
+    assert runtime.wait(large, 30).status.tolist() == [errno.ECANCELED]
+    assert not runtime.wait(small, 30).status.any()
+    assert not runtime.poll(hung)
+    control.release()
+    assert not runtime.wait(hung, 30).status.any()
+    assert runtime.shutdown(30)
+
+
 def test_writes_earn_their_share_of_what_is_read(drives) -> None:  # type: ignore[no-untyped-def]
     drive = drives(share=0.25, max_wait=3600.0, idle_after=3600.0)
     reads = [drive.start(tr.READ, 16) for _ in range(2)]

@@ -25,7 +25,8 @@ void check(bool good, const char* key, double value, const char* rule) {
 }
 
 void check_plan(const FaultPlan& plan) {
-  check(std::isfinite(plan.bandwidth) && plan.bandwidth >= 0, "bandwidth", plan.bandwidth, "must be 0 or more");
+  check(std::isfinite(plan.bandwidth) && plan.bandwidth >= 0, "bandwidth", plan.bandwidth,
+        "must be 0 or more");
   check(std::isfinite(plan.write_cost) && plan.write_cost > 0, "write_cost", plan.write_cost,
         "must be more than 0");
   for (const FaultRule& rule : plan.rules) {
@@ -84,7 +85,8 @@ bool FaultControl::wait_held(std::size_t count, Duration timeout) const {
   return changed_.wait_for(lock, timeout, [&] { return held_ >= count; });
 }
 
-/// Everything that is held back is in one list, guarded by the control's lock; a thread of its own lets it go.
+/// Everything that is held back is in one list, guarded by the control's lock; a thread of its own lets it
+/// go.
 class FaultPath final : public DataPath, private CompletionSink {
  public:
   FaultPath(std::unique_ptr<DataPath> next, std::shared_ptr<FaultControl> control)
@@ -209,7 +211,8 @@ class FaultPath final : public DataPath, private CompletionSink {
       shorten(*rule, wait);
     }
     if (plan.bandwidth > 0 && op.direction != Direction::kFlush) {
-      const std::uint64_t key = plan.per_target ? reinterpret_cast<std::uint64_t>(op.target) : op.target->root();
+      const std::uint64_t key =
+          plan.per_target ? reinterpret_cast<std::uint64_t>(op.target) : op.target->root();
       TimePoint& busy = busy_until_[key];
       const double cost = op.direction == Direction::kWrite ? plan.write_cost : 1.0;
       busy = std::max(busy, begin) + to_duration(static_cast<double>(op.length) * cost / plan.bandwidth);

@@ -26,8 +26,8 @@ struct FaultRule {
 
   double delay_min = 0;  ///< seconds that the operation is held back, drawn from [delay_min, delay_max]
   double delay_max = 0;
-  bool hang = false;       ///< held back until FaultControl::release()
-  std::int32_t error = 0;  ///< errno; nothing is moved
+  bool hang = false;                         ///< held back until FaultControl::release()
+  std::int32_t error = 0;                    ///< errno; nothing is moved
   std::optional<std::uint64_t> short_bytes;  ///< moves so many bytes, a multiple of 4096, then says EIO
 };
 
@@ -36,9 +36,9 @@ struct FaultPlan {
   std::vector<FaultRule> rules;
   std::uint32_t reorder = 0;  ///< operations are gathered in groups of so many and begun in random order
   std::uint32_t accept = std::numeric_limits<std::uint32_t>::max();  ///< items of a batch, others EAGAIN
-  double bandwidth = 0;       ///< bytes per second of a device that serves one operation after another; 0: none
-  bool per_target = false;    ///< each target has a device of its own; else each root
-  double write_cost = 1;      ///< a written byte takes so much longer than a read one
+  double bandwidth = 0;     ///< bytes per second of a device that serves one operation after another; 0: none
+  bool per_target = false;  ///< each target has a device of its own; else each root
+  double write_cost = 1;    ///< a written byte takes so much longer than a read one
   std::uint64_t seed = 0;
 };
 
