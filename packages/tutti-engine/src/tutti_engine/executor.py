@@ -173,6 +173,8 @@ class Executor:
         self._loads.stop(deadline)
         self._stores.stop(deadline)
         self._backend.shutdown()
+        if finished:  # else a copy may still be under way, which must not meet zeros
+            self.window.give_back()
         return finished
 
     def _wait_for_room(self, deadline: float) -> None:

@@ -109,3 +109,11 @@ class RingWindow:
         if not 0 <= number < self.num_slots:
             raise GeometryError(f"slot {number} is outside of 0..{self.num_slots - 1}")
         return self.memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def give_back(self) -> None:
+        """Return the physical memory to the system; the bytes read as zeros from now on.
+
+        For an owner that is done: objects of a server that was shut down may live on in reference cycles, and
+        the window would with them. Pages that a data path still pins stay its own until it lets them go.
+        """
+        self._mapping.madvise(mmap.MADV_REMOVE)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -86,3 +87,18 @@ def test_the_lowest_free_run_is_taken_so_that_idle_memory_stays_untouched():
     for _ in range(5):
         assert bank.acquire(3, 0.0) == 0
         bank.release(0, 3)
+
+
+def test_memory_that_was_given_back_is_no_longer_the_process_s():
+    def resident_kib() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+    window = RingWindow(64 * 1024, 256, 256)
+    window.memory[:] = b"\x01" * window.nbytes
+    full = resident_kib()
+
+    window.give_back()
+
+    assert full - resident_kib() > window.nbytes // 1024 * 3 // 4
+    assert bytes(window.slot(0)) == bytes(window.slot_bytes)
