@@ -84,7 +84,9 @@ def test_results_that_do_not_hold_are_seen(
         tr.Runtime, "wait", lambda self, handle, timeout=None: wrong(wait(self, handle, timeout))
     )
     with pytest.raises(Mismatch):
-        run_episode("memory", 1, 1, 60_000, tmp_path)
+        # Which items are late depends on the machine; one episode may have none.
+        for episode in range(1, 9):
+            run_episode("memory", 1, episode, 60_000, tmp_path)
 
 
 def test_an_acceptance_that_is_made_up_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
