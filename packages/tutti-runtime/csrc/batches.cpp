@@ -82,7 +82,7 @@ std::optional<std::uint64_t> StorageRuntime::reserve_all(std::span<const IoReque
   auto batch = std::make_shared<Batch>(ops.capacity());
   batch->reserve_for(options, requests.size());
   const auto handle = batches_.insert(std::shared_ptr<Batch>(batch));
-  HeldOps held;
+  std::list<HeldOps> held;
   try {
     set_ordering(options, batch, held);
   } catch (...) {
@@ -112,7 +112,8 @@ std::optional<std::uint64_t> StorageRuntime::reserve_all(std::span<const IoReque
 
 /// Puts an accepted batch on the lists. `ops` stay with the caller unless the batch waits for something.
 void StorageRuntime::begin(const SubmitOptions& options, std::span<const std::int32_t> errors,
-                           const std::shared_ptr<Batch>& batch, HeldOps held, std::vector<IoOp>& ops) {
+                           const std::shared_ptr<Batch>& batch, std::list<HeldOps> held,
+                           std::vector<IoOp>& ops) {
   Batch* const raw = batch.get();
   raw->keep_alive = batch;
   raw->next = outstanding_;
@@ -124,15 +125,16 @@ void StorageRuntime::begin(const SubmitOptions& options, std::span<const std::in
     ++raw->gate_memory->in_flight;
   }
   set_deadlines(options, errors, *raw);
-  if (held.after == nullptr) {
+  if (held.empty()) {
     return;
   }
-  if (held.word_memory != nullptr) {
-    ++held.word_memory->in_flight;
+  HeldOps& waiting = held.front();
+  if (waiting.word_memory != nullptr) {
+    ++waiting.word_memory->in_flight;
   }
-  held.batch = batch;
-  held.ops.swap(ops);
-  held_.push_back(std::move(held));  // has room: set_ordering() made it
+  waiting.batch = batch;
+  waiting.ops.swap(ops);
+  held_.splice(held_.end(), held);
   progress_wake_.notify_all();
 }
 

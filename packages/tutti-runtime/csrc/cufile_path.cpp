@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,23 +18,41 @@
 namespace tutti::runtime::detail {
 namespace {
 
+/// The same file under a descriptor that cuFile takes: it refuses O_NOFOLLOW among the flags, which cannot be
+/// cleared. /proc/self/fd leads to the open file and not to its path.
+int open_again(const FileTarget& file) {
+  const int flags = ::fcntl(file.fd(), F_GETFL) & (O_ACCMODE | O_DIRECT);
+  const int fd = ::open(("/proc/self/fd/" + std::to_string(file.fd())).c_str(), flags | O_CLOEXEC);
+  if (fd < 0) {
+    const int error = errno;
+    throw SystemError(error, std::string("cannot open it again for cuFile: ") + std::strerror(error),
+                      file.path());
+  }
+  return fd;
+}
+
 /// A file that cuFile knows. cuFile works with its descriptor until it is deregistered, so it stays open.
 class CufileTarget final : public Target {
  public:
   CufileTarget(const shim::CuFile& library, std::unique_ptr<Target> opened)
       : Target(opened->size(), opened->writable()), library_(library), opened_(std::move(opened)) {
     set_root(opened_->root());
-    shim::CuFileDescription description{shim::kCuFileOpaqueFd, {fd()}, nullptr};
+    fd_ = open_again(file());
+    shim::CuFileDescription description{shim::kCuFileOpaqueFd, {fd_}, nullptr};
     const shim::CuFileError result = library.handle_register(&handle_, &description);
     if (result.error != 0) {
+      ::close(fd_);
       throw SystemError(shim::to_errno(result), shim::describe("cuFileHandleRegister", result),
                         file().path());
     }
   }
-  ~CufileTarget() override { library_.handle_deregister(handle_); }
+  ~CufileTarget() override {
+    library_.handle_deregister(handle_);
+    ::close(fd_);
+  }
 
   [[nodiscard]] TargetInfo info() const override { return opened_->info(); }
-  [[nodiscard]] int fd() const noexcept { return file().fd(); }
+  [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] std::uint64_t base() const noexcept { return file().base(); }
   [[nodiscard]] shim::CuFileHandle handle() const noexcept { return handle_; }
 
@@ -41,6 +61,7 @@ class CufileTarget final : public Target {
 
   const shim::CuFile& library_;
   const std::unique_ptr<Target> opened_;
+  int fd_ = -1;
   shim::CuFileHandle handle_ = nullptr;
 };
 

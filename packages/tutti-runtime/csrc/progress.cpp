@@ -17,15 +17,6 @@ namespace {
 
 using std::chrono::microseconds;
 
-/// How long to leave a dependency alone: often while it is young, because a copy on a GPU takes less than a
-/// millisecond; seldom when it is old.
-microseconds pause_for(Clock::duration age) {
-  if (age < std::chrono::milliseconds(2)) {
-    return microseconds(20);
-  }
-  return age < std::chrono::milliseconds(100) ? microseconds(100) : microseconds(1000);
-}
-
 }  // namespace
 
 void StorageRuntime::check_options(const SubmitOptions& options, std::size_t count) {
@@ -70,9 +61,10 @@ std::uint64_t StorageRuntime::word_address(std::uint64_t memory, std::uint64_t o
   return reinterpret_cast<std::uint64_t>(find_word({memory, offset, 0}, bytes, "word").address) + offset;
 }
 
-/// Resolves words and makes what the batch needs; takes nothing yet.
+/// Resolves words and makes what the batch needs, with an entry in `held` if it has to wait; takes nothing
+/// yet.
 void StorageRuntime::set_ordering(const SubmitOptions& options, const std::shared_ptr<Batch>& batch,
-                                  HeldOps& held) {
+                                  std::list<HeldOps>& held) {
   batch->gate = options.gate;
   if (options.gate_word) {
     Memory& memory = find_word(*options.gate_word, 16, "gate");
@@ -80,26 +72,26 @@ void StorageRuntime::set_ordering(const SubmitOptions& options, const std::share
     batch->gate = std::make_shared<HostWordGate>(address, address + 8, options.gate_word->value);
     batch->gate_memory = &memory;
   }
-  held.after = options.after;
+  HeldOps waiting;
+  waiting.after = options.after;
   if (options.after_word) {
     Memory& memory = find_word(*options.after_word, 8, "after");
     const auto address = reinterpret_cast<std::uint64_t>(memory.address) + options.after_word->offset;
-    held.after = std::make_shared<HostWordDependency>(address, options.after_word->value);
-    held.word_memory = &memory;
-    if (held.after->query() == 0) {  // as one look at a word costs nothing, spares a change of threads
-      held.after.reset();
-      held.word_memory = nullptr;
+    waiting.after = std::make_shared<HostWordDependency>(address, options.after_word->value);
+    waiting.word_memory = &memory;
+    if (waiting.after->query() == 0) {  // as one look at a word costs nothing, spares a change of threads
+      waiting.after.reset();
     }
   }
-  if (held.after != nullptr) {
-    held.since = Clock::now();
-    held_.reserve(held_.size() + 1);
+  if (waiting.after != nullptr) {
+    waiting.since = Clock::now();
+    held.push_back(std::move(waiting));
   }
   const bool has_deadline = options.deadline || !options.deadlines.empty();
   if (has_deadline) {
     batch->timer = timers_.emplace(TimePoint::max(), batch.get());
   }
-  if (held.after != nullptr || has_deadline) {
+  if (!held.empty() || has_deadline) {
     try {
       start_progress_thread();
     } catch (...) {
@@ -166,17 +158,18 @@ void StorageRuntime::progress() noexcept {
   std::unique_lock lock(mutex_);
   while (!progress_stops_) {
     expire(lock);
-    poll_held(lock);
+    poll_words(lock);
+    poll_others(lock);
     if (progress_stops_) {  // said while the lock was released
       return;
     }
     TimePoint until = timers_.empty() ? TimePoint::max() : timers_.begin()->first;
     const TimePoint now = Clock::now();
-    for (const HeldOps& held : held_) {
-      until = std::min(until, now + pause_for(now - held.since));
+    if (!held_.empty()) {
+      until = std::min(until, now + pause());
     }
     if (progress_stops_) {
-      return;  // said while poll_held() or expire() had let go of the lock: nobody wakes this thread again
+      return;  // said while expire() or one of the others had let go of the lock: nobody wakes it again
     }
     if (until == TimePoint::max()) {
       progress_wake_.wait(lock);
@@ -186,44 +179,65 @@ void StorageRuntime::progress() noexcept {
   }
 }
 
-/// A word is looked at with the lock held: with it released, a cancellation could give its memory back, and
-/// the caller unmap it, just before the look. Others are asked with the lock released.
-int StorageRuntime::ask(std::unique_lock<std::mutex>& lock, const HeldOps& held) noexcept {
-  if (held.word_memory != nullptr) {
-    return held.after->query();
+/// How long to leave what is waited for alone: short while a batch is young, because a copy on a GPU takes
+/// less than a millisecond; long when nothing has moved for a while.
+Clock::duration StorageRuntime::pause() const noexcept {
+  const TimePoint now = Clock::now();
+  const TimePoint newest = held_.back().since;
+  if (now - newest < std::chrono::milliseconds(2)) {
+    return microseconds(20);
   }
-  const std::shared_ptr<Dependency> after = held.after;
-  lock.unlock();
-  const int error = after->query();
-  lock.lock();
-  return error;
+  const bool moves = now - std::max(newest, last_ready_) < std::chrono::milliseconds(100);
+  return moves ? microseconds(100) : microseconds(1000);
 }
 
-/// Asks every dependency once and starts what may begin.
-void StorageRuntime::poll_held(std::unique_lock<std::mutex>& lock) noexcept {
-  for (std::size_t i = 0; i < held_.size();) {
-    const std::shared_ptr<Batch> batch = held_[i].batch;
-    const int error = ask(lock, held_[i]);
-    // Others may have taken batches off the list meanwhile, or put some on it.
-    const auto place =
-        std::find_if(held_.begin(), held_.end(), [&](const HeldOps& held) { return held.batch == batch; });
-    if (place == held_.end()) {
+/// Looks at every word, with the lock held: it is a load, and who takes a batch off the list may unmap its
+/// word. Starts what may begin.
+void StorageRuntime::poll_words(std::unique_lock<std::mutex>& lock) noexcept {
+  for (auto place = held_.begin(); place != held_.end();) {
+    if (place->word_memory == nullptr || place->after->query() != 0) {
+      ++place;
       continue;
     }
+    --place->word_memory->in_flight;
+    HeldOps ready = std::move(*place);
+    held_.erase(place);
+    issue_held(lock, std::move(ready), 0);
+    place = held_.begin();  // others may have taken batches off the list meanwhile
+  }
+}
+
+/// Asks every other dependency once, with the lock released, as a driver may take its time.
+void StorageRuntime::poll_others(std::unique_lock<std::mutex>& lock) noexcept {
+  for (auto place = held_.begin(); place != held_.end();) {
+    if (place->word_memory != nullptr) {
+      ++place;
+      continue;
+    }
+    const std::shared_ptr<Batch> batch = place->batch;
+    const std::shared_ptr<Dependency> after = place->after;
+    lock.unlock();
+    const int error = after->query();
+    lock.lock();
+    // Others may have taken batches off the list meanwhile.
+    place =
+        std::find_if(held_.begin(), held_.end(), [&](const HeldOps& held) { return held.batch == batch; });
+    if (place == held_.end()) {
+      return;  // the next round goes on with those behind it
+    }
     if (error == EAGAIN) {
-      i = static_cast<std::size_t>(place - held_.begin()) + 1;
+      ++place;
       continue;
     }
     HeldOps ready = std::move(*place);
     held_.erase(place);
-    if (ready.word_memory != nullptr) {
-      --ready.word_memory->in_flight;
-    }
     issue_held(lock, std::move(ready), error);
+    place = held_.begin();
   }
 }
 
 void StorageRuntime::issue_held(std::unique_lock<std::mutex>& lock, HeldOps held, int error) noexcept {
+  last_ready_ = Clock::now();
   lock.unlock();
   if (error == 0) {
     issue(held.ops);
@@ -321,7 +335,7 @@ void StorageRuntime::cancel(std::uint64_t handle) {
 
 /// The end of the patience of shutdown(): nothing begins any more and no stream waits any longer.
 void StorageRuntime::end_everything(std::unique_lock<std::mutex>& lock) noexcept {
-  std::vector<HeldOps> held;
+  std::list<HeldOps> held;
   held.swap(held_);
   for (HeldOps& each : held) {
     if (each.word_memory != nullptr) {

@@ -13,13 +13,14 @@ from runtime_kit import child
 
 TRY = """
     import errno
+    import sys
     import tutti_runtime as tr
     from tutti_runtime import cuda
     from runtime_kit import Buffer
     buffer = Buffer(1 << 16)
     print(cuda.is_available(), cuda.why_unavailable())
     for ask in (
-        lambda: tr.make_file_runtime(data_path="cufile"),
+        lambda: tr.make_file_runtime(data_path="cufile", cufile_library=sys.argv[1]),
         lambda: cuda.allocate_pinned(1 << 16),
         lambda: tr.make_memory_runtime().register_memory(buffer.address, 1 << 16, kind="pinned_host"),
     ):
@@ -30,6 +31,11 @@ TRY = """
         else:
             print("no error")
 """
+
+
+def ask(folder: Path, environment: dict[str, str] | None = None) -> list[str]:
+    """What it says for each thing asked for. An installed cuFile must not take the place of ours."""
+    return child(TRY, str(folder / "libcufile.so.0"), environment=environment).splitlines()
 
 
 @pytest.fixture
@@ -61,8 +67,8 @@ def test_importing_and_host_io_load_no_cuda(fake_libraries: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_driver")
-def test_without_a_driver_every_request_names_it() -> None:
-    said = child(TRY).splitlines()
+def test_without_a_driver_every_request_names_it(tmp_path: Path) -> None:
+    said = ask(tmp_path)
     assert said[0].startswith("False cannot load libcuda.so.1")
     assert len(said) == 4
     assert all(line.startswith("ENOENT") and "libcuda.so.1" in line for line in said[1:])
@@ -71,21 +77,21 @@ def test_without_a_driver_every_request_names_it() -> None:
 @pytest.mark.usefixtures("no_driver")
 def test_cufile_is_never_called_before_the_driver_was_found(fake_libraries: Path, tmp_path: Path) -> None:
     there = libraries(fake_libraries, tmp_path, "libcufile.so.0")  # ends the process when called too early
-    said = child(TRY, environment=there).splitlines()
+    said = ask(tmp_path, there)
     assert said[1].startswith("ENOENT")
     assert "libcuda.so.1" in said[1]
 
 
 def test_a_driver_without_a_device_says_so(fake_libraries: Path, tmp_path: Path) -> None:
     there = libraries(fake_libraries, tmp_path, "libcuda.so.1", "libcufile.so.0")
-    said = child(TRY, environment={**there, "FAKE_CUDA_INIT": "100"}).splitlines()
+    said = ask(tmp_path, {**there, "FAKE_CUDA_INIT": "100"})
     assert "CUDA_ERROR_NO_DEVICE (100)" in said[0]
     assert all(line.startswith("ENODEV") for line in said[1:])
 
 
 def test_without_cufile_the_rest_of_cuda_works(fake_libraries: Path, tmp_path: Path) -> None:
     there = libraries(fake_libraries, tmp_path, "libcuda.so.1")
-    said = child(TRY, environment=there).splitlines()
+    said = ask(tmp_path, there)
     assert said[0] == "True None"
     assert said[1].startswith("ENOENT")
     assert "libcufile.so.0" in said[1]
@@ -94,12 +100,12 @@ def test_without_cufile_the_rest_of_cuda_works(fake_libraries: Path, tmp_path: P
 
 def test_a_cufile_driver_that_does_not_open_is_an_error(fake_libraries: Path, tmp_path: Path) -> None:
     there = libraries(fake_libraries, tmp_path, "libcuda.so.1", "libcufile.so.0")
-    said = child(TRY, environment={**there, "FAKE_CUFILE_OPEN": "5001"}).splitlines()
+    said = ask(tmp_path, {**there, "FAKE_CUFILE_OPEN": "5001"})
     assert said[1].startswith("ENODEV")
     assert "cuFileDriverOpen: cuFile error 5001" in said[1]
 
 
 def test_an_open_cufile_driver_is_shared(fake_libraries: Path, tmp_path: Path) -> None:
     there = libraries(fake_libraries, tmp_path, "libcuda.so.1", "libcufile.so.0")
-    said = child(TRY, environment={**there, "FAKE_CUFILE_OPEN": "5026"}).splitlines()
+    said = ask(tmp_path, {**there, "FAKE_CUFILE_OPEN": "5026"})
     assert said[1:] == ["no error"] * 3

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA driver for tests, as a library named libcuda.so.1: contexts, pinned and "device" memory (all of it
-// host memory), events that a test sets, and streams that really run in order on threads of their own.
-// Numbers are those of the CUDA Driver API. What a driver would refuse is refused here too.
+// host memory), events that a test sets or a stream reaches, and streams that really run in order on threads
+// of their own. Numbers are those of the CUDA Driver API. What a driver would refuse is refused here too.
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kInvalidContext = 201,
               kInvalidHandle = 400, kNotReady = 600, kAlreadyRegistered = 712, kNotRegistered = 713,
-              kCaptureUnsupported = 900;
+              kNotSupported = 801, kCaptureUnsupported = 900;
 constexpr unsigned kHost = 1, kDevice = 2;
 constexpr int kDevices = 2;
 
@@ -313,6 +313,61 @@ int cuLaunchHostFunc(Stream* stream, void (*function)(void*), void* argument) {
 }
 int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
+  return 0;
+}
+
+// --- the rest of what programs around the runtime call
+int cuStreamCreate(void** stream, unsigned) {
+  if (contexts.empty()) {
+    return kInvalidContext;
+  }
+  *stream = fake_cuda_stream(contexts.back() == context_of(1) ? 1 : 0);
+  return 0;
+}
+int cuStreamQuery(Stream* stream) {
+  const std::lock_guard lock(stream->mutex);
+  return stream->work.empty() && !stream->busy ? 0 : kNotReady;
+}
+int cuStreamDestroy_v2(Stream* stream) {  // its thread goes on to wait for work that never comes
+  const std::lock_guard lock(the_mutex);
+  return streams.erase(stream) == 1 ? 0 : kInvalidHandle;
+}
+int cuStreamBeginCapture_v2(Stream*, int) { return kNotSupported; }
+int cuMemAlloc_v2(std::uint64_t* pointer, std::size_t size) {
+  if (contexts.empty()) {
+    return kInvalidContext;
+  }
+  *pointer =
+      reinterpret_cast<std::uint64_t>(fake_cuda_malloc(size, contexts.back() == context_of(1) ? 1 : 0));
+  return *pointer != 0 ? 0 : kOutOfMemory;
+}
+int cuMemFree_v2(std::uint64_t pointer) {
+  const std::lock_guard lock(the_mutex);
+  if (ranges.erase(pointer) == 0) {
+    return kInvalidValue;
+  }
+  std::free(reinterpret_cast<void*>(pointer));
+  return 0;
+}
+int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t size, Stream* stream) {
+  return fake_cuda_copy(stream, reinterpret_cast<void*>(to), from, size);
+}
+int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t size, Stream* stream) {
+  return fake_cuda_copy(stream, to, reinterpret_cast<const void*>(from), size);
+}
+int cuEventCreate(std::uint64_t* event, unsigned) {
+  static std::uint64_t next = 1 << 20;
+  const std::lock_guard lock(the_mutex);
+  *event = ++next;
+  events[*event] = 0;
+  return 0;
+}
+int cuEventRecord(std::uint64_t event, Stream* stream) {
+  fake_cuda_set_event(event, kNotReady);
+  return enqueue(stream, [=] { fake_cuda_set_event(event, 0); });
+}
+int cuEventDestroy_v2(std::uint64_t event) {
+  fake_cuda_destroy_event(event);
   return 0;
 }
 }

@@ -2,6 +2,7 @@
 // A cuFile for tests, as a library named libcufile.so.0: pread and pwrite behind cuFile's calls. It ends the
 // process when it is called before the CUDA driver was initialised, where the real one may spin for ever.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -145,6 +146,9 @@ Error cuFileHandleRegister(void** handle, Description* description) {
   }
   if (description->type != 1 || description->operations != nullptr) {
     return {5022, 0};
+  }
+  if ((::fcntl(description->file.fd, F_GETFL) & (O_NOFOLLOW | O_NONBLOCK | O_APPEND)) != 0) {
+    return {5019, 0};  // seen with version 1.15 of the real one
   }
   const std::lock_guard lock(the_mutex);
   *handle = reinterpret_cast<void*>(next_handle++);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -148,7 +149,7 @@ class StorageRuntime final : private CompletionSink {
                                            std::span<std::int32_t> errors, const SubmitOptions& options,
                                            std::vector<IoOp>& ops);
   void begin(const SubmitOptions& options, std::span<const std::int32_t> errors,
-             const std::shared_ptr<Batch>& batch, HeldOps held, std::vector<IoOp>& ops);
+             const std::shared_ptr<Batch>& batch, std::list<HeldOps> held, std::vector<IoOp>& ops);
   void issue(std::vector<IoOp>& ops);
   std::shared_ptr<Batch>& find_batch(std::uint64_t handle);
   Completion take_completion(Batch& batch);
@@ -156,15 +157,17 @@ class StorageRuntime final : private CompletionSink {
   // Ordering and deadlines (progress.cpp)
   static void check_options(const SubmitOptions& options, std::size_t count);
   Memory& find_word(const MemoryWord& word, std::uint64_t bytes, const char* name);
-  void set_ordering(const SubmitOptions& options, const std::shared_ptr<Batch>& batch, HeldOps& held);
+  void set_ordering(const SubmitOptions& options, const std::shared_ptr<Batch>& batch,
+                    std::list<HeldOps>& held);
   void set_deadlines(const SubmitOptions& options, std::span<const std::int32_t> errors, Batch& batch);
   bool open_gate(Batch& batch) noexcept;
   void forget_timer(Batch& batch) noexcept;
   void arm_timer(Batch& batch) noexcept;
   void start_progress_thread();
   void progress() noexcept;
-  int ask(std::unique_lock<std::mutex>& lock, const HeldOps& held) noexcept;
-  void poll_held(std::unique_lock<std::mutex>& lock) noexcept;
+  [[nodiscard]] Clock::duration pause() const noexcept;
+  void poll_words(std::unique_lock<std::mutex>& lock) noexcept;
+  void poll_others(std::unique_lock<std::mutex>& lock) noexcept;
   void issue_held(std::unique_lock<std::mutex>& lock, HeldOps held, int error) noexcept;
   void expire(std::unique_lock<std::mutex>& lock) noexcept;
   void end_items(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Batch>& batch, TimePoint due,
@@ -194,7 +197,8 @@ class StorageRuntime final : private CompletionSink {
   std::uint64_t results_ = 0;     ///< items of batches whose handles are good
   Batch* outstanding_ = nullptr;  ///< first of the batches with outstanding items
   detail::Timers timers_;
-  std::vector<HeldOps> held_;
+  std::list<HeldOps> held_;  ///< in the order of submission
+  TimePoint last_ready_{};   ///< when a dependency came true
   bool progress_stops_ = false;
   std::condition_variable progress_wake_;
   std::thread progress_thread_;  ///< runs from the first batch with a deadline or a dependency on
