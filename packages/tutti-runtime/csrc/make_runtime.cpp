@@ -126,7 +126,7 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
 }
 
 std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight,
-                                                    std::shared_ptr<testing::FaultControl> fault) {
+                                                    const std::shared_ptr<testing::FaultControl>& fault) {
   check_range("max_in_flight", max_in_flight, kMaxInFlight);
   return std::make_unique<StorageRuntime>(
       with_faults(detail::make_memory_path(), fault),

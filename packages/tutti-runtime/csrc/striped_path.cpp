@@ -25,6 +25,7 @@ class StripedTarget final : public Target {
 
   [[nodiscard]] std::vector<Target*> shards() override {
     std::vector<Target*> shards;
+    shards.reserve(shards_.size());
     for (const auto& shard : shards_) {
       shards.push_back(shard.get());
     }

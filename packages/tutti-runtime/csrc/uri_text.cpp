@@ -112,6 +112,7 @@ std::uint64_t parse_number(std::string_view uri, std::string_view key, std::stri
                            std::uint64_t least, std::uint64_t most) {
   std::uint64_t number = 0;
   const char* const end = digits.data() + digits.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): the end is given as well
   const auto [stop, error] = std::from_chars(digits.data(), end, number);
   if (error != std::errc{} || stop != end || number < least || number > most) {
     refuse_uri(uri, std::string(key) + " is a whole number from " + std::to_string(least) + " to " +

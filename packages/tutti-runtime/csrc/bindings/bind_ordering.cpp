@@ -60,8 +60,10 @@ SubmitOptions to_options(const py::object& timeout, const py::object& after, con
 }
 
 void bind_ordering(py::module_& module) {
+  // NOLINTBEGIN(bugprone-unused-raii): the module keeps what is registered
   py::class_<Dependency, std::shared_ptr<Dependency>>(module, "Dependency");
   py::class_<Gate, std::shared_ptr<Gate>>(module, "Gate");
+  // NOLINTEND(bugprone-unused-raii)
 }
 
 }  // namespace tutti::runtime::bindings

@@ -28,9 +28,11 @@ T from_dict(const char* what, const py::handle& value, const Keys<T>& keys) {
     if (place == keys.end()) {
       std::string known;
       for (const auto& each : keys) {
-        known += (known.empty() ? "" : ", ") + each.first;
+        known.append(known.empty() ? "" : ", ").append(each.first);
       }
-      throw InvalidArgument(std::string(what) + " has no key '" + name + "' (known: " + known + ")");
+      std::string message(what);
+      message.append(" has no key '").append(name).append("' (known: ").append(known).append(")");
+      throw InvalidArgument(message);
     }
     try {
       place->second(result, item);

@@ -118,17 +118,19 @@ CuDevice find_device(int ordinal) {
   return device;
 }
 
-PrimaryContext::PrimaryContext(int device) : device_(find_device(device)) {
-  check("cuDevicePrimaryCtxRetain", cuda().primary_context_retain(&context_, device_));
+PrimaryContext::PrimaryContext(int device) : driver_(cuda()), device_(find_device(device)) {
+  check("cuDevicePrimaryCtxRetain", driver_.primary_context_retain(&context_, device_));
 }
 
-PrimaryContext::~PrimaryContext() { cuda().primary_context_release(device_); }
+PrimaryContext::~PrimaryContext() { driver_.primary_context_release(device_); }
 
-ScopedContext::ScopedContext(CuContext context) { check("cuCtxPushCurrent", cuda().context_push(context)); }
+ScopedContext::ScopedContext(CuContext context) : driver_(cuda()) {
+  check("cuCtxPushCurrent", driver_.context_push(context));
+}
 
 ScopedContext::~ScopedContext() {
   CuContext mine = nullptr;
-  cuda().context_pop(&mine);
+  driver_.context_pop(&mine);
 }
 
 }  // namespace tutti::runtime::shim

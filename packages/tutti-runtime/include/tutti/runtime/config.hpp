@@ -51,6 +51,6 @@ struct FileConfig {
 
 /// @throws InvalidArgument, SystemError
 [[nodiscard]] std::unique_ptr<StorageRuntime> make_memory_runtime(
-    std::uint32_t max_in_flight, std::shared_ptr<testing::FaultControl> fault = nullptr);
+    std::uint32_t max_in_flight, const std::shared_ptr<testing::FaultControl>& fault = nullptr);
 
 }  // namespace tutti::runtime

@@ -198,7 +198,7 @@ class StorageRuntime final : private CompletionSink {
   Batch* outstanding_ = nullptr;  ///< first of the batches with outstanding items
   detail::Timers timers_;
   std::list<HeldOps> held_;  ///< in the order of submission
-  TimePoint last_ready_{};   ///< when a dependency came true
+  TimePoint last_ready_;     ///< when a dependency came true
   bool progress_stops_ = false;
   std::condition_variable progress_wake_;
   std::thread progress_thread_;  ///< runs from the first batch with a deadline or a dependency on

@@ -30,9 +30,10 @@ inline constexpr std::uint64_t kMaxStripeUnit = std::uint64_t{1} << 30;
 ///                            block device or image file; the slice begins at offset, a multiple of 4 KiB
 struct TargetUri {
   Scheme scheme;
-  std::string path;                  ///< absolute path; memory: the name; striped: path below each root
-  std::uint64_t size = 0;            ///< memory: required; raw, striped: 0 for all there is
-  std::uint64_t offset = 0;          ///< raw only
+  std::string path;          ///< absolute path; memory: the name; striped: path below each root
+  std::uint64_t size = 0;    ///< memory: required; raw, striped: 0 for all there is
+  std::uint64_t offset = 0;  ///< raw only
+  // NOLINTNEXTLINE(readability-redundant-member-init): GCC warns of aggregates that leave it out otherwise
   std::vector<std::string> roots{};  ///< striped only; empty for the runtime's own
   std::uint64_t unit = 0;            ///< striped only; 0 for the runtime's own
   std::uint32_t rotation = 0;        ///< striped only

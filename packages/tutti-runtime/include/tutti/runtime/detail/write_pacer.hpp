@@ -33,9 +33,9 @@ class WritePacer {
 
  private:
   double credit_ = 0;  ///< bytes that may be written while reads go on
-  TimePoint last_read_{};
-  TimePoint last_write_{};
-  TimePoint rate_free_{};  ///< when the rate allows the next write
+  TimePoint last_read_;
+  TimePoint last_write_;
+  TimePoint rate_free_;  ///< when the rate allows the next write
 };
 
 }  // namespace tutti::runtime::detail

@@ -84,6 +84,7 @@ class PrimaryContext {
   [[nodiscard]] CuContext get() const noexcept { return context_; }
 
  private:
+  const Cuda& driver_;
   CuDevice device_ = 0;
   CuContext context_ = nullptr;
 };
@@ -96,6 +97,9 @@ class ScopedContext {
   ~ScopedContext();
   ScopedContext(const ScopedContext&) = delete;
   ScopedContext& operator=(const ScopedContext&) = delete;
+
+ private:
+  const Cuda& driver_;
 };
 
 }  // namespace tutti::runtime::shim
