@@ -8,12 +8,13 @@ import errno
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-__all__ = ["fill_up", "remount", "small_disk"]
+__all__ = ["fill_up", "remount", "small_disk", "unmount"]
 
 
 @contextlib.contextmanager
@@ -32,7 +33,19 @@ def small_disk(directory: Path, size: int) -> Iterator[Path]:
     try:
         yield mount
     finally:
-        subprocess.run(["umount", str(mount)], check=True)
+        unmount(mount)
+
+
+def unmount(mount: Path) -> None:
+    """Unmount; try again for some seconds, as the kernel lets go of the files of a closed ring by and by."""
+    deadline = time.monotonic() + 20
+    while True:
+        done = subprocess.run(["umount", str(mount)], capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"umount {mount}: {done.stderr.strip()}")
+        time.sleep(0.1)
 
 
 def remount(mount: Path, how: str) -> None:

@@ -283,7 +283,7 @@ def test_root_that_becomes_read_only_serves_what_it_has_and_heals_when_it_is_mou
     assert any(
         "the last changes are lost" in entry.message or "cannot" in entry.message for entry in caplog.records
     )
-    subprocess.run(["umount", str(disk)], check=True)
+    disks.unmount(disk)
     subprocess.run(["mount", "-o", "loop", str(disk.with_name("disk.img")), str(disk)], check=True)
     with serve(disk / "kv") as server:
         assert set(outcomes(server)) == {"right"}

@@ -86,10 +86,10 @@ class LocalStoreBackend:
         self._closed = False
         try:
             self._open(paths)
+            self._progress = self._start_progress()
         except BaseException:
             self._close_runtime()
             raise
-        self._progress = Progress(self.runtime.completion_fd(), self._advance)
 
     def _open(self, paths: dict[int, str]) -> None:
         uris = [file_uri(path) for path in paths.values()]
@@ -102,6 +102,15 @@ class LocalStoreBackend:
                 raise RootError(
                     f"cannot open {path}: {result.error}", path=Path(path), errno=code
                 ) from result.error
+
+    def _start_progress(self) -> Progress:
+        try:
+            return Progress(self.runtime.completion_fd(), self._advance)
+        except OSError as error:
+            root = self.layout.directories[0]
+            raise RootError(
+                f"cannot wait for I/O below {root}: {error}", path=Path(root), errno=error.errno
+            ) from error
 
     def chunk_ids(self, count: int) -> Sequence[int]:
         """Return the chunk slots 0 to ``count - 1``."""

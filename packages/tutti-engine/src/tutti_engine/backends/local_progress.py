@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -27,17 +28,24 @@ class Progress:
             completion_fd: the runtime's eventfd; a duplicate is kept, so that it may be closed at any time.
             advance: carries everything on, without blocking; returns after how many seconds to call it again
                 if nothing finishes before, None for never.
+
+        Raises OSError where there is no descriptor to be had; nothing stays open then.
         """
         self._advance = advance
-        self._completion = os.dup(completion_fd)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll = select.epoll()
-        for descriptor in (self._completion, self._wake):
-            self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="tutti-progress", daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as undo:
+            self._completion = os.dup(completion_fd)
+            undo.callback(os.close, self._completion)
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, self._wake)
+            self._epoll = select.epoll()
+            undo.callback(self._epoll.close)
+            for descriptor in (self._completion, self._wake):
+                self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
+            self._stopping = False
+            self._lock = threading.Lock()
+            self._thread = threading.Thread(target=self._run, name="tutti-progress", daemon=True)
+            self._thread.start()
+            undo.pop_all()
 
     def wake(self) -> None:
         """Have ``advance`` called soon; does nothing once stopped."""
