@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from tools.engine_process import ANSWER_MARK, Answer, EngineSpec, store_directory
 
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 5.0
 ENDINGS = ("load_chunks", "load_failed_chunks", "store_chunks", "store_failed_chunks", "store_dropped_chunks")
 
 
