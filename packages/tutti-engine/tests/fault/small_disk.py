@@ -37,13 +37,14 @@ def small_disk(directory: Path, size: int) -> Iterator[Path]:
 
 
 def unmount(mount: Path) -> None:
-    """Unmount; try again for some seconds, as the kernel lets go of the files of a closed ring by and by."""
+    """Unmount, and try again for some seconds, but only where this process has nothing open there."""
     deadline = time.monotonic() + 20
     while True:
         done = subprocess.run(["umount", str(mount)], capture_output=True, text=True)
         if done.returncode == 0:
             return
-        if time.monotonic() > deadline:
+        links = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        if time.monotonic() > deadline or any(link.startswith(f"{mount}/") for link in links):
             pytest.fail(f"umount {mount}: {done.stderr.strip()}")
         time.sleep(0.1)
 
