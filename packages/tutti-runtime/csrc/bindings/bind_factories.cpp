@@ -91,8 +91,8 @@ Holder make_file(const py::kwargs& values) {
   return Holder(make_file_runtime(config).release());
 }
 
-Holder make_memory(std::uint32_t max_in_flight, std::shared_ptr<testing::FaultControl> fault) {
-  return Holder(make_memory_runtime(max_in_flight, std::move(fault)).release());
+Holder make_memory(std::uint32_t max_in_flight, const std::shared_ptr<testing::FaultControl>& fault) {
+  return Holder(make_memory_runtime(max_in_flight, fault).release());
 }
 
 }  // namespace
