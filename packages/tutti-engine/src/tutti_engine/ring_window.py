@@ -6,6 +6,7 @@ Loads and stores own separate banks of slots, so that waiting for room to store 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -18,6 +19,8 @@ __all__ = ["WINDOW_ALIGNMENT", "RingWindow", "SlotBank"]
 
 WINDOW_ALIGNMENT = 64 * 1024
 """Base alignment that every data path accepts for registered memory (DESIGN 4.1)."""
+
+HUGE_PAGE = 2 * 1024 * 1024
 
 
 class SlotBank:
@@ -98,9 +101,15 @@ class RingWindow:
         self.nbytes = align_up(self.num_slots * slot_bytes, WINDOW_ALIGNMENT)
         self.loads = SlotBank(0, load_slots)
         self.stores = SlotBank(load_slots, store_slots)
-        self._mapping = mmap.mmap(-1, self.nbytes + WINDOW_ALIGNMENT)
+        # Private and in huge pages: a drive takes a segment as one request only where its pages lie side by
+        # side, and shared anonymous memory is never in huge pages unless the administrator says so.
+        alignment = HUGE_PAGE if self.nbytes >= HUGE_PAGE else WINDOW_ALIGNMENT
+        self._mapping = mmap.mmap(-1, self.nbytes + alignment, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if alignment == HUGE_PAGE:
+            with contextlib.suppress(OSError):  # a kernel without them
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        self.address = align_up(start, WINDOW_ALIGNMENT)
+        self.address = align_up(start, alignment)
         offset = self.address - start
         self.memory = memoryview(self._mapping)[offset : offset + self.nbytes]
 
@@ -116,4 +125,4 @@ class RingWindow:
         For an owner that is done: objects of a server that was shut down may live on in reference cycles, and
         the window would with them. Pages that a data path still pins stay its own until it lets them go.
         """
-        self._mapping.madvise(mmap.MADV_REMOVE)
+        self._mapping.madvise(mmap.MADV_DONTNEED)

@@ -102,3 +102,15 @@ def test_memory_that_was_given_back_is_no_longer_the_process_s():
 
     assert full - resident_kib() > window.nbytes // 1024 * 3 // 4
     assert bytes(window.slot(0)) == bytes(window.slot_bytes)
+
+
+def test_the_window_is_private_and_begins_where_a_huge_page_can():
+    window = RingWindow(64 * 1024, 32, 32)
+    mapping = next(
+        line
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if int(line.split("-")[0], 16) <= window.address < int(line.split("-")[1].split()[0], 16)
+    )
+
+    assert window.address % (2 * 1024 * 1024) == 0
+    assert mapping.split()[1].endswith("p")

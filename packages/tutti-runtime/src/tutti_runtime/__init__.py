@@ -26,6 +26,7 @@ from tutti_runtime.factories import (
     make_runtime,
     make_striped_runtime,
 )
+from tutti_runtime.host_memory import HostMemory
 from tutti_runtime.ordering import Gate, WordDependency
 from tutti_runtime.requests import (
     FLUSH,
@@ -56,6 +57,7 @@ __all__ = [
     "ExtentSignature",
     "ForkedRuntimeError",
     "Gate",
+    "HostMemory",
     "InvalidHandleError",
     "InvalidUriError",
     "OpenResult",

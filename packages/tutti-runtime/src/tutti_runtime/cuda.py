@@ -8,7 +8,6 @@ The calling thread's current device stays as it is, and no call waits for a devi
 
 from __future__ import annotations
 
-import mmap
 import operator
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti_runtime import _core, config
+from tutti_runtime._anonymous import AnonymousMemory
 from tutti_runtime.runtime import Runtime
 
 __all__ = [
@@ -29,9 +29,6 @@ __all__ = [
     "why_unavailable",
     "word_pointer",
 ]
-
-_ALIGNMENT = 64 * 1024
-_HUGE = 2 * 1024 * 1024
 
 
 class Word(Protocol):
@@ -64,13 +61,10 @@ class _PinnedArea:
 
     def __init__(self, size: int, device: int) -> None:
         self._pin: Any = None
-        slack = _HUGE if size >= _HUGE else _ALIGNMENT
-        # The driver pins whole pages of 64 KiB: what it rounds up to must belong to nobody else.
-        room = -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._map = mmap.mmap(-1, room + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        start = int(np.frombuffer(self._map, dtype=np.uint8).ctypes.data)
-        self.address = start + -start % slack
-        self.huge_pages = slack == _HUGE and self._ask_huge_pages()
+        self._memory = AnonymousMemory(size)
+        room = self._memory.room
+        self.address = self._memory.address
+        self.huge_pages = self._memory.huge_pages
         self.numa_node = _core.numa_node(_core.cuda_pci_bus_id(device))
         if self.numa_node >= 0:
             _core.prefer_node(self.address, room, self.numa_node)
@@ -82,13 +76,6 @@ class _PinnedArea:
             "data": (self.address, False),
             "version": 3,
         }
-
-    def _ask_huge_pages(self) -> bool:
-        try:
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            return False
-        return True
 
     def unpin(self) -> None:
         self._pin = None

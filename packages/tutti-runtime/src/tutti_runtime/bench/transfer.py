@@ -76,11 +76,11 @@ class Worker:
         rows["memory_offset"] = (np.arange(len(rows)) % (self.memory_bytes // block)).astype(
             np.uint64
         ) * block
-        step = max(1, depth // 4)
+        step = max(1, depth // 2)
         return [rows[i : i + step] for i in range(0, len(rows), step)]
 
 
-def move(runtime: Runtime, batches: list[NDArray[np.void]], ahead: int = 8) -> None:
+def move(runtime: Runtime, batches: list[NDArray[np.void]], ahead: int = 4) -> None:
     """Keep ``ahead`` batches in flight until all have finished."""
     handles: deque[int] = deque()
     for batch in batches:
