@@ -25,7 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.engine_process import Answer, EngineFailedError, EngineProcess, EngineSpec
-from tools.tiny_model import TinyModel, make_tiny_model
+from tutti_vllm.testing.tiny_model import TinyModel, make_tiny_model
 
 LENGTHS = (1024, 2048, 4096)
 REPEATS = 3

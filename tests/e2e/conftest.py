@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tools.engine_process import EngineProcess, EngineSpec
-from tools.tiny_model import TinyModel, make_tiny_model
+from tutti_vllm.testing.tiny_model import TinyModel, make_tiny_model
 
 # Scheduler and worker share this process here, which makes an engine start in seconds; the tests of restarts
 # run engines as vLLM does by itself, in processes of their own.

@@ -180,6 +180,21 @@ class ChunkPlaces:
         """Number of places a store can use at once."""
         return self._num_free
 
+    @property
+    def pinned(self) -> int:
+        """Number of places that loads read."""
+        return len(self._pins)
+
+    @property
+    def pending(self) -> int:
+        """Number of chunks whose store is under way."""
+        return len(self._pending)
+
+    @property
+    def leaving(self) -> int:
+        """Number of places that are neither used nor usable yet."""
+        return self._state.count(LEAVING)
+
     def checksums(self, entry: Entry) -> tuple[bytes, ...]:
         """Return the checksums of a stored chunk, for each rank one 64-bit little-endian word a layer."""
         return () if self._checksums is None else self._checksums.get(self._row(entry.slot))

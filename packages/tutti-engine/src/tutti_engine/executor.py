@@ -159,6 +159,16 @@ class Executor:
             results.append(self._results.popleft())
         return results
 
+    def in_use(self) -> dict[str, int]:
+        """Return what plans hold, by name; all 0 when idle."""
+        self._keeper.reclaim()
+        return {
+            "unfinished_plans": self._unfinished,
+            "load_slots": self.window.loads.busy,
+            "store_slots": self.window.stores.busy,
+            "overdue_waves": self._keeper.overdue,
+        }
+
     def wait_idle(self, deadline: float) -> bool:
         """Wait until every plan has its result.
 

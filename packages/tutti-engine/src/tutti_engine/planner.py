@@ -142,6 +142,17 @@ class Planner:
         return len(self._stores)
 
     @serial
+    def in_use(self) -> dict[str, int]:
+        """Return what plans hold, by name; all 0 when idle."""
+        return {
+            "load_plans": len(self._loads),
+            "store_plans": len(self._stores),
+            "pins": self._index.pinned,
+            "pending_chunks": self._index.pending,
+            "quarantined_places": len(self._quarantined),
+        }
+
+    @serial
     def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
         """Return how many leading chunks could be loaded. Changes nothing."""
         if not self.load_breaker.would_allow():

@@ -71,6 +71,21 @@ def test_a_chunk_is_a_hit_only_after_every_rank_made_it_durable():
     assert planner.pending_stores == 0
 
 
+def test_what_plans_hold_shows_until_they_are_reported():
+    planner = Planner(GEOMETRY, range(8))
+    stored(planner, b"a")
+    assert not any(planner.in_use().values())
+    load = planner.plan_load([(b"a", ((4, 5),))])
+    store = planner.plan_store(candidates(b"b", b"c"))
+    held = {name: count for name, count in planner.in_use().items() if count}
+    assert held == {"load_plans": 1, "store_plans": 1, "pins": 1, "pending_chunks": 2}
+    planner.complete_load(LoadResult(load.plan_id))
+    planner.complete_store(0, StoreResult(store.plan_id, (SUM, None), unsettled=(1,)))
+    assert {name: count for name, count in planner.in_use().items() if count} == {"quarantined_places": 1}
+    planner.note_settled(0, StoreSettled(store.plan_id, (1,)))
+    assert not any(planner.in_use().values())
+
+
 def test_checksums_come_back_by_rank_whatever_the_order_of_the_reports():
     planner = Planner(GEOMETRY, range(8), ranks=2)
     plan = planner.plan_store(candidates(b"a"))

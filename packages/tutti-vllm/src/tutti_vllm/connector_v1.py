@@ -84,6 +84,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
     """
 
     _cache_hit_source = CacheHitSource.DISK
+    _open_worker = staticmethod(opening.open_worker)
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -93,7 +94,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = opening.open_scheduler(vllm_config, kv_cache_config)
         else:
-            self._worker = opening.open_worker(vllm_config, kv_cache_config)
+            self._worker = self._open_worker(vllm_config, kv_cache_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -112,6 +113,11 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         ``tutti_engine.catalogue.read_counters``.
         """
         return {} if self._scheduler is None else self._scheduler.engine.planner.counters.snapshot()
+
+    def in_use(self) -> dict[str, int]:
+        """Return what is held for requests and transfers on this side, by name; empty when idle."""
+        sides = [side.in_use() for side in (self._scheduler, self._worker) if side is not None]
+        return {name: count for side in sides for name, count in side.items() if count}
 
     # Scheduler.
 

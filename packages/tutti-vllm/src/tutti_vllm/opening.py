@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from tutti_engine import TuttiEngine, TuttiError
 from tutti_engine.geometry import Geometry
@@ -24,9 +24,20 @@ from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.worker import WorkerSide
 
-__all__ = ["StartupError", "check_settings", "open_scheduler", "open_worker", "register"]
+__all__ = [
+    "MakeEngine",
+    "StartupError",
+    "check_settings",
+    "make_local_engine",
+    "open_scheduler",
+    "open_worker",
+    "register",
+]
 
 logger = logging.getLogger(__name__)
+
+MakeEngine: TypeAlias = Callable[[Geometry, StoreLayout, int], TuttiEngine]
+"""Makes an engine from a chunk's shape, the store's layout and the rank."""
 
 
 class StartupError(SystemExit):
@@ -80,16 +91,29 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
     return side
 
 
-def open_worker(vllm_config: Any, kv_cache_config: Any) -> WorkerSide:
-    """Make a worker's side; one that only says what is wrong if the KV cache cannot be used."""
+def make_local_engine(geometry: Geometry, layout: StoreLayout, rank: int) -> TuttiEngine:
+    """Make the engine of one rank on its part of a store."""
+    from tutti_engine.backends.local import LocalStoreBackend
+
+    return TuttiEngine(geometry, backend=LocalStoreBackend(layout, rank), rank=rank)
+
+
+def open_worker(
+    vllm_config: Any, kv_cache_config: Any, make_engine: MakeEngine = make_local_engine
+) -> WorkerSide:
+    """Make a worker's side; one that only says what is wrong if the KV cache cannot be used.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: the resolved KV cache.
+        make_engine: makes the rank's engine once the store is known, ready to be bound.
+    """
     settings = read_settings(vllm_config)
     rank = 0
 
     def open_engine(layout: StoreLayout) -> TuttiEngine:
-        from tutti_engine.backends.local import LocalStoreBackend
-
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-        return TuttiEngine(geometry, backend=LocalStoreBackend(layout, rank), rank=rank)
+        return make_engine(geometry, layout, rank)
 
     # The scheduler's side fails for the same reasons and, if it is strict, ends the start with one line; a
     # worker that ended first would bury that line under its parents' tracebacks.

@@ -188,6 +188,14 @@ class SchedulerSide:
         """
         return self._engine.planner.pending_stores > 0 or not self._announced
 
+    def in_use(self) -> dict[str, int]:
+        """Return what is held for requests and transfers, by name; all 0 when idle."""
+        return {
+            "requests": len(self._tracked),
+            "unordered_loads": len(self._loads),
+            "unreported_loads": len(self._loading),
+        } | self._engine.planner.in_use()
+
     def reset(self) -> bool:
         """Forget every chunk; return whether that is durable."""
         for tracked in self._tracked.values():

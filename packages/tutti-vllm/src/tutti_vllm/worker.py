@@ -107,6 +107,17 @@ class WorkerSide:
             self._unusable = None
         return report if report.results or report.unusable else None
 
+    def in_use(self) -> dict[str, int]:
+        """Return what is held for requests and transfers, by name; all 0 when idle."""
+        own = {
+            "orders": len(self._orders.loads) + len(self._orders.stores),
+            "waiting_loads": len(self._waiting),
+            "untold_results": len(self._refused) + len(self._results),
+            "untold_requests": len(self._received),
+            "untold_bad_blocks": len(self._bad_blocks),
+        }
+        return own if self._engine is None else own | self._engine.executor.in_use()
+
     def shutdown(self, timeout: float) -> None:
         """Finish what is under way for up to ``timeout`` seconds and close the store."""
         engine, self._engine = self._engine, None

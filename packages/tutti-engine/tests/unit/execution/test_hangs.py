@@ -22,6 +22,18 @@ def test_a_hanging_read_fails_in_time_and_its_slots_wait_for_the_drive(rig):
     assert rig.content(12) == contents[0]
 
 
+def test_what_a_hung_read_holds_shows_until_the_drive_answers(rig):
+    rig = rig(io_timeout=0.05)
+    rig.store_filled((0, (0, 1)))
+    assert not any(rig.executor.in_use().values())
+    rig.backend.hold = True
+    rig.load((0, (10, 11)))
+    held = {name: count for name, count in rig.executor.in_use().items() if count}
+    assert held == {"load_slots": rig.geometry.num_layers, "overdue_waves": 1}
+    rig.let_go()
+    assert not any(rig.executor.in_use().values())
+
+
 def test_a_hanging_write_is_reported_as_unsettled(rig):
     rig = rig(io_timeout=0.05)
     rig.backend.hold = True
