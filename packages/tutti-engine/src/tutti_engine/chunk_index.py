@@ -377,6 +377,8 @@ class ChunkIndex(ChunkPlaces):
         assert key is not None
         del self._stored[key]
         self._policy.remove(slot, key, evicted)
+        if self.on_gone is not None:
+            self.on_gone(ChunkKey(key))
         if self._tenants is not None:
             self._tenants.release(slot)
         self._detach(slot)

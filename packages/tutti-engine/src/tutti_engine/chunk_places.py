@@ -91,6 +91,8 @@ class ChunkPlaces:
         self._pins: dict[int, int] = {}
         self._kept: set[bytes] = set()
         self._leaving: list[Entry] = []
+        # Told of every stored chunk that is removed, whatever for.
+        self.on_gone: Callable[[ChunkKey], None] | None = None
         # Places that were never used are not listed one by one.
         self._unused: Iterator[int] = iter(range(self.capacity))
         self._free: deque[int] = deque()

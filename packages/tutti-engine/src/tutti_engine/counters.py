@@ -14,6 +14,7 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: dict[str, int] = {}
+        self._changes = 0
 
     def add(self, name: str, amount: int = 1) -> None:
         """Raise a total. Raises ValueError for a negative amount."""
@@ -21,10 +22,16 @@ class Counters:
             raise ValueError(f"counter {name} cannot go back by {-amount}")
         with self._lock:
             self._totals[name] = self._totals.get(name, 0) + amount
+            self._changes += 1
 
     def __getitem__(self, name: str) -> int:
         with self._lock:
             return self._totals.get(name, 0)
+
+    @property
+    def changes(self) -> int:
+        """How often a total was raised: as long as it stays, a snapshot would show nothing new."""
+        return self._changes
 
     def snapshot(self) -> dict[str, int]:
         """Return all totals."""

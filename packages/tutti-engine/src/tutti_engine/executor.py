@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeAlias
 
 from tutti_engine.backend import SPI_VERSION, StorageBackend, check_spi_version
+from tutti_engine.busy_time import BusyTime
 from tutti_engine.counters import Counters
 from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.geometry import Geometry
@@ -40,6 +41,7 @@ class Executor:
     bank was full), ``store_no_room_chunks`` (given up after ``store_stall``), ``load_lookahead_waits``,
     ``loads_refused`` (the queue was full), ``room_waits`` (the backend was full); ``read_hangs``,
     ``write_hangs`` (timeouts), ``overdue_waves`` (in flight beyond their deadline), ``corrupt_chunks``.
+    ``load_time`` and ``store_time`` tell how long plans of either kind were under way.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Executor:
                 "only 'always' works with it"
             )
         self.counters = Counters()
+        self.load_time = BusyTime()
+        self.store_time = BusyTime()
         self._geometry = geometry
         self._backend = backend
         # Two runs at least, so that one wave can be read while the other one is copied.
@@ -120,6 +124,16 @@ class Executor:
             on_wave_end=self._end_of_store,
         )
 
+    @property
+    def data_path(self) -> str:
+        """What moves the bytes: the backend's ``data_path`` if it names one, else its class."""
+        return str(getattr(self._backend, "data_path", type(self._backend).__name__))
+
+    @property
+    def queued_loads(self) -> int:
+        """Loads, or layers of them, that wait for their turn."""
+        return self._loads.queued
+
     def load(self, plan: LoadPlan, layers: Sequence[int] | None = None) -> Transfer:
         """Start to load all layers of a plan, or only some of them.
 
@@ -131,6 +145,7 @@ class Executor:
             job = self._load_jobs.get(plan.plan_id)
             if job is None:
                 job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._geometry.num_layers)
+                self.load_time.begin()
             self._unfinished += 1
         self._loads.start(job, layers, transfer)
         return transfer
@@ -145,6 +160,7 @@ class Executor:
             job = self._store_jobs.get(plan.plan_id)
             if job is None:
                 job = self._store_jobs[plan.plan_id] = StoreJob(plan, self._geometry.num_layers)
+                self.store_time.begin()
                 self._unfinished += 1
         self._stores.store(job, layers)
         with self._idle:
@@ -201,6 +217,7 @@ class Executor:
             job.layers_left -= layers
             if job.layers_left <= 0:
                 del self._load_jobs[job.plan.plan_id]
+                self.load_time.end()
                 self._results.append(job.result())
             self._idle.notify_all()
 
@@ -214,6 +231,7 @@ class Executor:
             if job.layers_left > 0 or job.waves_left or job.plan.plan_id not in self._store_jobs:
                 return
             del self._store_jobs[job.plan.plan_id]
+            self.store_time.end()
             self._results.append(job.result(overdue))
             self._unfinished -= 1
             self._idle.notify_all()

@@ -91,6 +91,11 @@ class LoadPipeline:
         self._reader = Lane("tutti-read")
         self._copier = Lane("tutti-load")
 
+    @property
+    def queued(self) -> int:
+        """Parts that wait for their turn."""
+        return self._queued
+
     def start(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
         """Queue some layers of a load; never waits."""
         part = _Part(job, layers, transfer)

@@ -118,6 +118,7 @@ class Planner:
         self._quarantined: dict[tuple[int, int], Quarantine] = {}
         self._keeps_records = journal is not None
         self._next_plan_id = 1
+        self._on_stored: Callable[[ChunkKey], None] = lambda key: None
         self._loads: dict[int, Load] = {}
         self._stores: dict[int, Store] = {}
 
@@ -386,6 +387,22 @@ class Planner:
         self._keeps_records = False
         return self._journal.flush(timeout)
 
+    @serial
+    def watch(self, stored: Callable[[ChunkKey], None], gone: Callable[[ChunkKey], None]) -> None:
+        """Have each chunk told that becomes a hit here, and each that is none any more.
+
+        Calls come in the order of what happens, from whatever thread causes it; they must be short and not
+        fail. A chunk too old for ``ttl_seconds`` is told when it is removed. What was resident before, or is
+        adopted from the owner of a store that is only read, is told when it goes.
+        """
+        self._on_stored = stored
+        self._index.on_gone = gone
+
+    @serial
+    def write_budget_left(self) -> float | None:
+        """Return the bytes that may be written at once now, None without ``daily_write_bytes``."""
+        return self._gate.budget_left()
+
     def _settle(self, store: Store, plan_id: int, position: int) -> bool:
         """Make one chunk a hit or give it up; return whether every rank made it durable."""
         entry = store.entries[position]
@@ -395,6 +412,7 @@ class Planner:
         if durable and self._index.commit(entry, checksums):
             self._count("store_chunks", 1)
             self._record(entry)
+            self._on_stored(entry.key)
             return True
         quarantined = (plan_id, position) in self._quarantined
         self._index.abort(entry, reusable=not quarantined)

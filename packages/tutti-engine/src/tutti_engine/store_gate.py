@@ -118,6 +118,10 @@ class StoreGate:
         self._count("refused_chunks", len(refused))
         return self._within_budget(self._within_quotas(chosen))
 
+    def budget_left(self) -> float | None:
+        """Return the bytes that may be written at once now, None if there is no limit."""
+        return self._budget.left()
+
     def put_back(self, num_chunks: int) -> None:
         """Give back the budget of chunks that were not stored after all."""
         self._budget.put_back(num_chunks * self._write_bytes)

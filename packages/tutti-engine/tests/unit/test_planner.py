@@ -450,3 +450,32 @@ def test_chunk_that_does_not_verify_leaves_as_a_suspect():
     assert journal.suspects == suspects, "an error of the drive says nothing about the place"
     assert planner.lookup_prefix([b"a"]) == planner.lookup_prefix([b"b"]) == 0
     assert planner.counters["corrupt_chunks"] == 1
+
+
+def test_a_watcher_sees_each_chunk_come_and_go():
+    planner = Planner(GEOMETRY, range(2), ranks=2)
+    seen = []
+    planner.watch(lambda key: seen.append(("+", key)), lambda key: seen.append(("-", key)))
+    plan = planner.plan_store(candidates(b"a", b"b"))
+    planner.complete_store(0, StoreResult(plan.plan_id, (SUM, SUM)))
+    assert seen == [], "not before every rank has it"
+    planner.complete_store(1, StoreResult(plan.plan_id, (SUM, None)))
+    assert seen == [("+", b"a")], "what a rank did not store never comes"
+    stored(planner, b"c", b"d", ranks=2)
+    assert seen[1:] == [("-", b"a"), ("+", b"c"), ("+", b"d")], "evicted for room"
+    load = planner.plan_load([(b"c", ((4, 5),))])
+    planner.complete_load(LoadResult(load.plan_id, (0,), errno.EBADMSG, corrupt=(0,)))
+    planner.complete_load(LoadResult(load.plan_id))
+    assert seen[4:] == [("-", b"c")], "damaged"
+    planner.reset()
+    assert seen[5:] == [("-", b"d")]
+
+
+def test_a_watcher_hears_what_was_resident_only_when_it_goes():
+    planner = Planner(GEOMETRY, range(2), records=[Record(b"a", 0, 1, (SUM,), 0)])
+    seen = []
+    planner.watch(seen.append, seen.append)
+    planner.plan_load([(b"a", ((4, 5),))])
+    assert seen == []
+    planner.reset()
+    assert seen == [b"a"]

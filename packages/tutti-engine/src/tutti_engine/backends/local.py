@@ -112,6 +112,11 @@ class LocalStoreBackend:
                 f"cannot wait for I/O below {root}: {error}", path=Path(root), errno=error.errno
             ) from error
 
+    @property
+    def data_path(self) -> str:
+        """The runtime's data path of now: a device error may have moved it down since the start."""
+        return str(self.runtime.caps()["data_path"])
+
     def chunk_ids(self, count: int) -> Sequence[int]:
         """Return the chunk slots 0 to ``count - 1``."""
         if not 1 <= count <= self.layout.num_chunks:

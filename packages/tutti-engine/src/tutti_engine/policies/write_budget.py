@@ -39,16 +39,26 @@ class WriteBudget:
         """Spend bytes if there are as many; return whether there were."""
         if self._daily is None:
             return True
-        now = self._clock()
-        flow = (1.0 - BURST_SHARE) * self._daily / SECONDS_A_DAY
-        self._left = min(self._burst, self._left + max(0.0, now - self._seen) * flow)
-        self._seen = now
+        self._fill(self._daily)
         if num_bytes > self._left:
             return False
         self._left -= num_bytes
         return True
 
+    def left(self) -> float | None:
+        """Return the bytes that may be written at once now, None if there is no limit."""
+        if self._daily is None:
+            return None
+        self._fill(self._daily)
+        return self._left
+
     def put_back(self, num_bytes: int) -> None:
         """Return bytes that were not written after all."""
         if self._daily is not None:
             self._left = min(self._burst, self._left + num_bytes)
+
+    def _fill(self, daily_bytes: int) -> None:
+        now = self._clock()
+        flow = (1.0 - BURST_SHARE) * daily_bytes / SECONDS_A_DAY
+        self._left = min(self._burst, self._left + max(0.0, now - self._seen) * flow)
+        self._seen = now

@@ -136,3 +136,19 @@ def test_two_stores_of_one_request_in_flight_keep_their_own_bytes(rig):
         rig.sums[result.plan_id] = result.checksums[0]
     assert rig.load((1, (20, 21)), (2, (22, 23)), plan_id=9).failed == ()
     assert tuple(rig.content(block) for block in (20, 21, 22, 23)) == contents
+
+
+def test_a_plan_is_under_way_until_its_last_byte_arrived(rig):
+    rig = rig()
+    rig.store_filled((0, (0, 1)))
+    executor = rig.executor
+    assert (executor.store_time.under_way, executor.load_time.under_way) == (0, 0)
+    assert executor.store_time.seconds() > 0 and executor.load_time.seconds() == 0
+    rig.backend.hold = True
+    executor.load(rig.load_plan((0, (2, 3))))
+    rig.arrived(2)
+    assert executor.load_time.under_way == 1
+    rig.let_go()
+    rig.result()
+    assert executor.load_time.under_way == 0 and executor.load_time.seconds() > 0
+    assert executor.data_path == "ScriptedBackend", "a backend that names no path is one itself"

@@ -85,6 +85,15 @@ def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing():
 
 def test_no_budget_is_no_limit():
     assert WriteBudget(None).take(10**18)
+    assert WriteBudget(None).left() is None
+
+
+def test_what_is_left_of_a_budget_is_what_can_be_taken():
+    budget = WriteBudget(1000, clock=lambda: 0.0)
+    assert budget.left() == 250
+    assert budget.take(200)
+    assert budget.left() == 50
+    assert not budget.take(51) and budget.take(50)
 
 
 def test_tags_are_the_same_in_every_process_and_0_is_nobody():
