@@ -16,7 +16,7 @@ from tutti_engine.errors import (
     TuttiError,
 )
 from tutti_engine.execution_settings import ExecutionSettings
-from tutti_engine.geometry import Geometry, choose_blocks_per_chunk
+from tutti_engine.geometry import CacheGroup, Geometry, choose_blocks_per_chunk
 from tutti_engine.mover import Mover
 from tutti_engine.plan import (
     SKIP_BLOCK,
@@ -40,6 +40,7 @@ __all__ = [
     "SPI_VERSION",
     "BackendError",
     "BreakEven",
+    "CacheGroup",
     "CatalogueError",
     "Decision",
     "ExecutionSettings",

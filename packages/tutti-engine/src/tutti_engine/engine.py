@@ -43,6 +43,7 @@ class TuttiEngine:
         read_only: bool = False,
         break_even: BreakEven | None = None,
         ranks: int = 1,
+        load_ranks: int | None = None,
         policies: PolicySettings | None = None,
         backend: StorageBackend | None = None,
         rank: int = 0,
@@ -57,7 +58,8 @@ class TuttiEngine:
             places: planning side only: who decides which free places may be used; None allows all.
             read_only: planning side only: never plan a store.
             break_even: planning side only: decides whether loads are worth their time; None makes a new one.
-            ranks: planning side only: how many ranks report on each plan.
+            ranks: planning side only: how many ranks store and report on each store.
+            load_ranks: planning side only: how many ranks report on each load; by default as many.
             policies: planning side only: who is stored, who stays and who goes.
             backend: execution side only: where segments live.
             rank: execution side only: this rank's number.
@@ -70,6 +72,7 @@ class TuttiEngine:
                 geometry,
                 chunk_ids,
                 ranks=ranks,
+                load_ranks=load_ranks,
                 records=records,
                 journal=journal,
                 places=places,
@@ -98,7 +101,7 @@ class TuttiEngine:
 
     # Planning side.
 
-    def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
+    def lookup_prefix(self, keys: Sequence[ChunkKey]) -> int:
         """Return how many leading tokens could be loaded, a whole number of chunks. Changes nothing."""
         return self.planner.lookup_prefix(keys) * self.geometry.chunk_tokens
 
@@ -135,8 +138,8 @@ class TuttiEngine:
 
     def complete_load(self, result: LoadResult) -> bool:
         """Take one rank's report of a load, also as a measurement of what loading costs."""
-        chunks = result.bytes_read // (self.geometry.num_layers * self.geometry.segment_bytes)
-        if chunks and not result.failed:
+        chunks = self.planner.chunks_loading(result.plan_id)
+        if chunks and result.bytes_read and not result.failed:
             self.break_even.note_load(chunks * self.geometry.chunk_tokens, result.seconds)
         return self.planner.complete_load(result)
 
@@ -189,7 +192,7 @@ class TuttiEngine:
 
         A bounded number of layers is read ahead of the one that is being copied.
         """
-        return tuple(self.executor.load(plan, (layer,)) for layer in range(self.geometry.num_layers))
+        return tuple(self.executor.load(plan, (layer,)) for layer in self.geometry.held_layers)
 
     def store(self, plan: StorePlan) -> None:
         """Copy a plan's pages now and write them in the background."""

@@ -19,6 +19,7 @@ from tutti_engine.load_pipeline import LoadPipeline
 from tutti_engine.mover import Mover
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.ring_window import RingWindow
+from tutti_engine.shares import Shares
 from tutti_engine.store_pipeline import StorePipeline
 from tutti_engine.transfer import LoadJob, StoreJob, Transfer
 from tutti_engine.verification import Verification
@@ -78,6 +79,7 @@ class Executor:
         self.load_time = BusyTime()
         self.store_time = BusyTime()
         self._geometry = geometry
+        self._shares = Shares(geometry)
         self._backend = backend
         # Two runs at least, so that one wave can be read while the other one is copied.
         least = 2 * geometry.num_layers
@@ -106,7 +108,7 @@ class Executor:
             rank=rank,
             io_timeout=settings.io_timeout,
             lookahead=settings.lookahead,
-            max_queued=settings.max_queued_loads,
+            max_queued=settings.max_queued_loads * len(geometry.groups),
             verification=verification,
             on_end=self._end_of_load,
         )
@@ -139,32 +141,46 @@ class Executor:
 
         The plan's result comes with its last layer.
         """
-        layers = range(self._geometry.num_layers) if layers is None else layers
-        transfer = Transfer()
+        shares, idle_layers = self._shares.of(plan, layers)
+        transfer = Transfer(max(1, len(shares)))
         with self._idle:
             job = self._load_jobs.get(plan.plan_id)
             if job is None:
-                job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._geometry.num_layers)
+                job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._shares.num_layers)
                 self.load_time.begin()
-            self._unfinished += 1
-        self._loads.start(job, layers, transfer)
+            self._unfinished += len(shares)
+        if idle_layers:
+            self._skip_layers(job, idle_layers, transfer if not shares else None)
+        ahead = layers is not None and len(layers) < self._shares.num_layers
+        for share in shares:
+            self._loads.start(job, share, transfer, ahead=ahead)
         return transfer
+
+    def _skip_layers(self, job: LoadJob, layers: int, transfer: Transfer | None) -> None:
+        """End layers of a load that have nothing to do with its chunks."""
+        with self._idle:
+            self._unfinished += 1
+        self._end_of_load(job, layers)
+        if transfer is not None:
+            transfer.finish(ok=not job.errors)
 
     def store(self, plan: StorePlan, layers: Sequence[int] | None = None) -> None:
         """Copy the pages of a plan, or of some layers of it, to staging slots and start to write them.
 
         Chunks that find no room within ``store_stall`` seconds are given up.
         """
-        layers = range(self._geometry.num_layers) if layers is None else layers
+        shares, _ = self._shares.of(plan, layers)
         with self._idle:
             job = self._store_jobs.get(plan.plan_id)
             if job is None:
-                job = self._store_jobs[plan.plan_id] = StoreJob(plan, self._geometry.num_layers)
+                job = StoreJob(plan, self._geometry.num_layers, self._shares.num_layers)
+                self._store_jobs[plan.plan_id] = job
                 self.store_time.begin()
                 self._unfinished += 1
-        self._stores.store(job, layers)
+        for share in shares:
+            self._stores.store(job, share)
         with self._idle:
-            job.layers_left -= len(layers)
+            job.layers_left -= self._shares.num_layers if layers is None else len(layers)
         self._end_of_store(job)
 
     def take_results(self) -> list[Result]:

@@ -16,6 +16,7 @@ from tutti_engine.counters import Counters
 from tutti_engine.lane import Lane
 from tutti_engine.mover import Mover
 from tutti_engine.ring_window import SlotBank
+from tutti_engine.shares import Share
 from tutti_engine.transfer import LoadJob, Transfer
 from tutti_engine.verification import Verification
 from tutti_engine.wave_keeper import WaveKeeper
@@ -30,12 +31,15 @@ _WAVES = 4
 
 
 class _Part:
-    """Some layers of a load. It ends with the last of its waves, and not before all were started."""
+    """Some layers of a load, all of one group. It ends with the last of its waves, all of them started."""
 
-    def __init__(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
+    def __init__(self, job: LoadJob, share: Share, transfer: Transfer, *, ahead: bool) -> None:
         self.job = job
-        self.layers = layers
+        self.layers = share.layers
+        self.group = share.group
+        self.positions = share.positions
         self.transfer = transfer
+        self.ahead = ahead
         self.asked = time.monotonic()
         self.begun = self.asked
         # Waves that have not ended, and the reading thread's own hold until it has started the last one.
@@ -67,7 +71,10 @@ class LoadPipeline:
         verification: Verification,
         on_end: Callable[[LoadJob, int], None],
     ) -> None:
-        """Start the threads. ``on_end`` is told of each part's job and number of layers."""
+        """Start the threads.
+
+        ``num_layers`` are a chunk's checksums; ``on_end`` is told of each part's job and number of layers.
+        """
         self._bank = bank
         self._keeper = keeper
         self._mover = mover
@@ -96,16 +103,19 @@ class LoadPipeline:
         """Parts that wait for their turn."""
         return self._queued
 
-    def start(self, job: LoadJob, layers: Sequence[int], transfer: Transfer) -> None:
-        """Queue some layers of a load; never waits."""
-        part = _Part(job, layers, transfer)
+    def start(self, job: LoadJob, share: Share, transfer: Transfer, *, ahead: bool) -> None:
+        """Queue a share of a load; never waits.
+
+        ``ahead``: the load is asked for layer by layer, so this keeps its distance from what is copied.
+        """
+        part = _Part(job, share, transfer, ahead=ahead)
         with self._changed:
             full = self._queued >= self._max_queued
             self._queued += not full
             self._open += full
         if full:
             self._counters.add("loads_refused")
-            job.skip(range(len(job.plan.transfers)), errno.ENOBUFS)
+            job.skip(share.positions, errno.ENOBUFS)
             self._let_go(part)
         else:
             self._reader.put(lambda: self._read(part))
@@ -121,9 +131,9 @@ class LoadPipeline:
         in_time = self._wait_for_turn(part)
         part.begun = time.monotonic()
         transfers = part.job.plan.transfers
-        lost = [position for position, transfer in enumerate(transfers) if transfer.chunk_id is None]
+        lost = [position for position in part.positions if transfers[position].chunk_id is None]
         part.job.fail(lost, errno.ENOENT)
-        todo = [position for position in range(len(transfers)) if position not in part.job.errors]
+        todo = [position for position in part.positions if position not in part.job.errors]
         try:
             while todo and (slot := self._first_slot(part, in_time)) is not None:
                 wave = self._start_wave(part, todo, slot)
@@ -143,7 +153,7 @@ class LoadPipeline:
         with self._changed:
             self._queued -= 1
             turn = True
-            if len(part.layers) < self._num_layers and self._open > self._lookahead:
+            if part.ahead and self._open > self._lookahead:
                 self._counters.add("load_lookahead_waits")
                 turn = self._changed.wait_for(
                     lambda: self._open <= self._lookahead or self._is_behind(part), self._io_timeout
@@ -168,10 +178,10 @@ class LoadPipeline:
     def _start_wave(self, part: _Part, todo: list[int], slot: int) -> Wave:
         """Start to read the first of ``todo``, and take them off."""
         width = len(part.layers)
-        shares = _WAVES if width == self._num_layers else self._lookahead + 1
+        shares = self._lookahead + 1 if part.ahead else _WAVES
         most = min(len(todo), max(1, self._bank.count // (shares * width)))
         slots = [slot, *self._bank.acquire_free(width, most - 1)]
-        wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers)
+        wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers, part.group)
         try:
             wave.submit(self._backend.read_segments)
         except BaseException:

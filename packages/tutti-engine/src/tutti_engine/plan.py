@@ -40,9 +40,10 @@ class ChunkTransfer:
     Attributes:
         key: the chunk's identity.
         chunk_id: its place, or None when the chunk was lost after it had been promised; loading it fails.
-        block_ids: for each KV cache group the block ids of the chunk, in token order; ``SKIP_BLOCK`` entries
-            are allowed in loads only.
-        checksums: loads only; for each rank one 64-bit little-endian word a layer, as ``gather`` made them.
+        block_ids: for each KV cache group the block ids of the chunk, in token order; none where nothing of
+            this group moves. ``SKIP_BLOCK`` entries are allowed in loads only.
+        checksums: loads only; for each rank one 64-bit little-endian word a layer, as ``gather`` made them;
+            zero where nothing was stored.
     """
 
     key: ChunkKey

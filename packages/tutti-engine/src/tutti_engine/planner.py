@@ -36,6 +36,7 @@ from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.policies.tenants import tenant_tag
 from tutti_engine.policies.write_budget import WriteBudget
+from tutti_engine.prefix_hits import longest_hit
 from tutti_engine.room import Room
 from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
 from tutti_engine.store_gate import StoreGate, place_in_prompts
@@ -68,6 +69,7 @@ class Planner:
         chunk_ids: Sequence[ChunkId],
         *,
         ranks: int = 1,
+        load_ranks: int | None = None,
         records: Iterable[Record] = (),
         journal: PlannerJournal | None = None,
         places: Places | None = None,
@@ -80,7 +82,8 @@ class Planner:
         Args:
             geometry: shape of a chunk.
             chunk_ids: every place.
-            ranks: how many ranks report on each plan.
+            ranks: how many ranks store, each its own part, and report on each store.
+            load_ranks: how many ranks load and report on each load, if several load the same part.
             records: what is resident.
             journal: where to write down what is resident.
             places: who decides which free places may be used; None allows all of them.
@@ -96,6 +99,7 @@ class Planner:
         self.load_breaker = Breaker()
         self.store_breaker = Breaker()
         self._ranks = ranks
+        self._load_ranks = ranks if load_ranks is None else load_ranks
         self._journal = journal
         self._read_only = read_only
         self._index = ChunkIndex(
@@ -154,11 +158,39 @@ class Planner:
         }
 
     @serial
-    def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
-        """Return how many leading chunks could be loaded. Changes nothing."""
+    def lookup_prefix(self, keys: Sequence[ChunkKey], *, first_chunk: int = 0, held_tokens: int = 0) -> int:
+        """Return how many leading chunks could be loaded. Changes nothing.
+
+        Args:
+            keys: the keys of a prompt's chunks from ``first_chunk`` on.
+            first_chunk: number of the first one; the server has what lies before.
+            held_tokens: tokens from the prompt's start that the server has, at most to the end of that chunk.
+        """
         if not self.load_breaker.would_allow():
             return 0
-        return self._index.lookup_prefix(keys)
+        stored = self._index.lookup_prefix(keys)
+        if not stored or not self.geometry.is_partial:
+            return stored
+        return longest_hit(
+            self.geometry,
+            stored,
+            lambda chunk, group: self._has_group(keys[chunk], group),
+            first_chunk=first_chunk,
+            held_tokens=held_tokens,
+        )
+
+    def _has_group(self, key: ChunkKey, group: int) -> bool:
+        """Return whether a stored chunk has the pages of a group.
+
+        Segments that were never stored have the checksum zero, here and after a restart. Of those that were,
+        one in 2**64 has it too, and is then not used.
+        """
+        layers = self.geometry.groups[group].layers
+        entry = self._index.get(key)
+        if entry is None or not layers:
+            return False
+        word = self._index.checksums(entry)[0][8 * layers[0] : 8 * layers[0] + 8]
+        return word != bytes(8)
 
     @serial
     def note_prompt(self, keys: Sequence[ChunkKey], tenant: str | None = None) -> Use:
@@ -199,6 +231,12 @@ class Planner:
         self._index.let_go(keys)
 
     @serial
+    def chunks_loading(self, plan_id: int) -> int:
+        """Return how many chunks a load plan has that some rank has not reported yet."""
+        load = self._loads.get(plan_id)
+        return 0 if load is None else len(load.entries)
+
+    @serial
     def is_known(self, key: ChunkKey) -> bool:
         """Whether a chunk is stored or on its way."""
         return key in self._index
@@ -210,7 +248,8 @@ class Planner:
         """Pin chunks and return the plan to load them.
 
         Args:
-            wanted: for each chunk its key and, for each KV cache group, its block ids.
+            wanted: for each chunk its key and, for each KV cache group, its block ids; none for a group that
+                needs nothing of this chunk.
             use: what ``note_prompt`` returned; without it this call counts as a use.
 
         A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to
@@ -233,7 +272,7 @@ class Planner:
             if self._journal is not None:
                 self._journal.touch(keys)
         plan = LoadPlan(self._new_plan_id(), tuple(transfers))
-        self._loads[plan.plan_id] = Load(tuple(entries), self._ranks)
+        self._loads[plan.plan_id] = Load(tuple(entries), self._load_ranks)
         return plan
 
     @serial
@@ -278,7 +317,9 @@ class Planner:
         """Find places for the chunks that are not known yet; None if there is nothing to do.
 
         Args:
-            candidates: for each chunk its key and, for each KV cache group, its block ids.
+            candidates: for each chunk its key and, for each KV cache group, its block ids; none for a group
+                whose pages the server does not have any more. Such a chunk is no hit's end for that group,
+                for as long as it is stored.
             prefixes: the prompts that the chunks belong to, each the keys from its first chunk on. A chunk is
                 stored only where the one before it is, and goes before it.
             uses: for each prefix what ``note_prompt`` returned; without them this call notes the prompts.

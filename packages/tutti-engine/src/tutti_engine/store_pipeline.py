@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.counters import Counters
 from tutti_engine.lane import Lane
 from tutti_engine.mover import Mover
 from tutti_engine.ring_window import SlotBank
+from tutti_engine.shares import Share
 from tutti_engine.transfer import StoreJob
 from tutti_engine.wave_keeper import WaveKeeper
 from tutti_engine.waves import Wait, Wave
@@ -67,12 +68,12 @@ class StorePipeline:
         self._writer = Lane("tutti-write")
         self._finisher = Lane("tutti-store")
 
-    def store(self, job: StoreJob, layers: Sequence[int]) -> None:
+    def store(self, job: StoreJob, share: Share) -> None:
         """Copy pages to slots and start to write them. Chunks that find no room in time are given up."""
-        width = len(layers)
+        width = len(share.layers)
         most = max(1, self._bank.count // (_SHARES * width))
         deadline = time.monotonic() + self._stall
-        positions = range(len(job.plan.transfers))
+        positions = share.positions
         todo = deque(p for p in positions if p not in job.errors) if job.errors else deque(positions)
         while todo:
             slots = self._keeper.acquire_free(self._bank, width, min(len(todo), most))
@@ -85,17 +86,16 @@ class StorePipeline:
                     job.fail((todo.popleft(),), errno.ENOBUFS)
                     continue
                 slots = [slot]
-            self._hand_over(job, [todo.popleft() for _ in slots], slots, layers)
+            self._hand_over(job, [todo.popleft() for _ in slots], slots, share)
 
     def stop(self, deadline: float) -> None:
         """End after what was handed over; wait for that until ``time.monotonic()`` reaches ``deadline``."""
         self._writer.stop(deadline)
         self._finisher.stop(deadline)
 
-    def _hand_over(
-        self, job: StoreJob, positions: list[int], slots: list[int], layers: Sequence[int]
-    ) -> None:
-        wave = Wave(job.plan, self._bank, positions, slots, layers)
+    def _hand_over(self, job: StoreJob, positions: list[int], slots: list[int], share: Share) -> None:
+        layers = share.layers
+        wave = Wave(job.plan, self._bank, positions, slots, layers, share.group)
         try:
             chosen = wave.choose({})
             job.note(layers, positions, self._mover.gather(layers, chosen.block_ids, chosen.slots))

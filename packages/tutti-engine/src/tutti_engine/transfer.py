@@ -19,14 +19,20 @@ __all__ = ["LoadJob", "StoreJob", "Transfer"]
 class Transfer:
     """A load under way, for callers that wait for single layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int = 1) -> None:
+        """``parts`` times ``finish`` is called: one for each group of layers that has something to load."""
+        self._lock = threading.Lock()
+        self._parts = parts
         self._done = threading.Event()
-        self._ok = False
+        self._ok = True
 
     def finish(self, *, ok: bool) -> None:
-        """Mark the transfer as ended."""
-        self._ok = ok
-        self._done.set()
+        """Mark a part as ended."""
+        with self._lock:
+            self._ok = self._ok and ok
+            self._parts -= 1
+            if self._parts <= 0:
+                self._done.set()
 
     def poll(self) -> bool:
         """Whether it has ended."""
@@ -39,14 +45,14 @@ class Transfer:
     @property
     def ok(self) -> bool:
         """Whether every chunk arrived and verified; False before the end."""
-        return self._ok
+        return self._ok and self._done.is_set()
 
 
 class _Job:
     """What is common to a plan's load and a plan's store."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.layers_left = num_layers
+    def __init__(self, layers_left: int) -> None:
+        self.layers_left = layers_left
         self.errors: dict[int, int] = {}
         self._worst_error = 0
         self._lock = threading.Lock()
@@ -70,8 +76,8 @@ class _Job:
 class LoadJob(_Job):
     """A load plan under way."""
 
-    def __init__(self, plan: LoadPlan, num_layers: int) -> None:
-        super().__init__(num_layers)
+    def __init__(self, plan: LoadPlan, layers_left: int) -> None:
+        super().__init__(layers_left)
         self.plan = plan
         self.bytes_read = 0
         self._seconds = 0.0
@@ -113,8 +119,15 @@ class LoadJob(_Job):
 class StoreJob(_Job):
     """A store plan under way."""
 
-    def __init__(self, plan: StorePlan, num_layers: int) -> None:
-        super().__init__(num_layers)
+    def __init__(self, plan: StorePlan, num_layers: int, layers_left: int | None = None) -> None:
+        """Make a job.
+
+        Args:
+            plan: the plan.
+            num_layers: segments of a chunk; the checksums of those that this rank does not store stay zero.
+            layers_left: layers that this rank has, if fewer.
+        """
+        super().__init__(num_layers if layers_left is None else layers_left)
         self.plan = plan
         self.waves_left = 0
         self.bytes_written = 0

@@ -40,7 +40,7 @@ class Wave:
     Attributes:
         plan: the plan.
         positions: the chunks' positions in it.
-        layers: the layers of theirs that travel.
+        layers: the layers of theirs that travel, all of one group.
         started: when the wave was made, in ``time.monotonic()`` seconds.
     """
 
@@ -51,6 +51,7 @@ class Wave:
         positions: Sequence[int],
         first_slots: Sequence[int],
         layers: Sequence[int],
+        group: int = 0,
     ) -> None:
         self.plan = plan
         self.positions = positions
@@ -58,6 +59,7 @@ class Wave:
         self.started = time.monotonic()
         self.handle: SegmentHandle | None = None
         self._bank = bank
+        self._group = group
         self._first_slots = first_slots
         # What the handle stands for, as indices into positions x layers; None is all.
         self._segments: Sequence[int] | None = None
@@ -115,7 +117,7 @@ class Wave:
         transfers = self.plan.transfers
         return Chosen(
             positions,
-            [transfers[position].block_ids[0] for position in positions],
+            [transfers[position].block_ids[self._group] for position in positions],
             by_layer(slot_column(first_slots, len(self.layers)), len(self.layers)),
         )
 

@@ -23,7 +23,7 @@ class PlainMover:
 
     def __init__(self, geometry: Geometry, layers: Sequence[memoryview]) -> None:
         """Take one buffer a layer, each a whole number of pages long."""
-        self._page_bytes = geometry.page_bytes
+        self._page_bytes = {layer: group.page_bytes for group in geometry.groups for layer in group.layers}
         self._layers = layers
 
     def bind(self, window: StagingWindow) -> None:
@@ -59,7 +59,7 @@ class PlainMover:
         ]
 
     def _pack(self, layer: int, blocks: Sequence[int], slot: int) -> int:
-        pages, size = self._layers[layer], self._page_bytes
+        pages, size = self._layers[layer], self._page_bytes[layer]
         target = self._slot(slot)
         data = b"".join(pages[b * size : (b + 1) * size] for b in blocks)
         target[: len(data)] = data
@@ -67,7 +67,7 @@ class PlainMover:
         return self._checksum(data)
 
     def _unpack(self, layer: int, blocks: Sequence[int], slot: int, expected: int | None) -> bool:
-        pages, size = self._layers[layer], self._page_bytes
+        pages, size = self._layers[layer], self._page_bytes[layer]
         source = self._slot(slot)
         if expected is not None and self._checksum(source[: len(blocks) * size]) != expected:
             return False
@@ -81,7 +81,7 @@ class PlainMover:
         return self._window.memory[slot * size : (slot + 1) * size]
 
     def _check(self, layer: int, blocks: Sequence[int]) -> None:
-        count = len(self._layers[layer]) // self._page_bytes
+        count = len(self._layers[layer]) // self._page_bytes[layer]
         for block in blocks:
             if not 0 <= block < count:
                 raise ValueError(f"block {block} is outside of 0..{count - 1}")
