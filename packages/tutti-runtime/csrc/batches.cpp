@@ -30,6 +30,9 @@ int StorageRuntime::reserve(const IoRequest& request, IoOp& op) {
     return EAGAIN;
   }
   op.direction = static_cast<Direction>(request.direction);
+  if (op.on_stream && op.direction == Direction::kFlush) {
+    return ENOTSUP;  // no library flushes a file in the order of a stream
+  }
   op.target = target->get();
   op.target_offset = request.target_offset;
   op.length = request.length;
@@ -51,12 +54,14 @@ int StorageRuntime::reserve(const IoRequest& request, IoOp& op) {
 }
 
 void StorageRuntime::reserve_items(std::span<const IoRequest> requests, std::span<std::int32_t> errors,
-                                   Batch& batch, std::vector<IoOp>& ops) {
+                                   const SubmitOptions& options, Batch& batch, std::vector<IoOp>& ops) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const IoRequest request = requests[i];  // a copy: the caller's array may be changed by another thread
     IoOp op;
     op.batch = &batch;
     op.item = static_cast<std::uint32_t>(ops.size());
+    op.on_stream = options.stream.has_value();
+    op.stream = options.stream.value_or(0);
     errors[i] = reserve(request, op);
     if (errors[i] == 0) {
       ops.push_back(op);  // reserved by the caller
@@ -90,7 +95,7 @@ std::optional<std::uint64_t> StorageRuntime::reserve_all(std::span<const IoReque
     throw;
   }
   if (handle) {
-    reserve_items(requests, errors, *batch, ops);
+    reserve_items(requests, errors, options, *batch, ops);
   } else {
     std::fill(errors.begin(), errors.end(), EAGAIN);
     stats_.submitted += requests.size();

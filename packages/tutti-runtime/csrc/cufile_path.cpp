@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "tutti/runtime/detail/cufile_streams.hpp"
 #include "tutti/runtime/detail/file_target.hpp"
 #include "tutti/runtime/detail/op_pool.hpp"
 #include "tutti/runtime/detail/paths.hpp"
@@ -78,23 +79,43 @@ class CufilePath final : public DataPath {
   CufilePath(FileSettings files, std::uint32_t threads, const std::string& library)
       : library_(shim::cufile(library)),
         opener_(without_pool(std::move(files))),
+        threads_(threads),
+        streams_(
+            library_,
+            [](const IoOp& op) {
+              const auto& target = static_cast<const CufileTarget&>(*op.target);
+              return CufilePlace{target.handle(), target.base() + op.target_offset};
+            },
+            [this](int device) { return context_of(device); }),
         pool_("tutti-cufile", threads, [this](IoOp& op) { run(op); }) {
     contexts_.try_emplace(0, 0);
   }
 
-  void start(CompletionSink& sink) override { pool_.start(sink); }
+  void start(CompletionSink& sink) override {
+    sink_ = &sink;
+    streams_.start(sink);
+    pool_.start(sink);
+  }
   std::unique_ptr<Target> open(const TargetUri& uri, bool writable) override;
   void register_memory(Memory& memory) override;
   void unregister_memory(const Memory& memory) noexcept override;
-  void submit(std::span<const IoOp> ops) override { pool_.submit(ops); }
+  void submit(std::span<const IoOp> ops) override {
+    if (!ops.empty() && ops.front().on_stream) {
+      submit_on_stream(ops);
+    } else {
+      pool_.submit(ops);
+    }
+  }
   void withdraw(const OpFilter& filter, std::int32_t status) noexcept override {
     pool_.withdraw(filter, status);
   }
   void shutdown() noexcept override;
   DataPathCaps caps() const override;
+  QueueLimits queue_limits() const noexcept override { return {2UL * threads_, 2UL * threads_}; }
   std::uint64_t direct_fallbacks() const noexcept override { return opener_.fallbacks(); }
 
  private:
+  void submit_on_stream(std::span<const IoOp> ops);
   void run(IoOp& op) noexcept;
   void transfer(IoOp& op, const CufileTarget& target) noexcept;
   shim::CuContext context_of(int device) noexcept;
@@ -102,11 +123,14 @@ class CufilePath final : public DataPath {
 
   const shim::CuFile& library_;
   FileOpener opener_;
+  const std::uint32_t threads_;
+  CompletionSink* sink_ = nullptr;
   mutable std::mutex mutex_;  ///< guards everything below but the pool
   std::map<int, shim::PrimaryContext>
       contexts_;                             ///< one for each device with registered memory, and device 0
   std::map<const std::byte*, int> buffers_;  ///< registered with cuFile: base -> device
   std::string not_registered_;               ///< why the last buffer that cuFile refused was refused
+  CufileStreams streams_;                    ///< its thread uses what is above
   OpPool pool_;                              ///< last: its threads use the rest
 };
 
@@ -150,6 +174,7 @@ void CufilePath::deregister(const std::byte* base, int device) noexcept {
 
 void CufilePath::shutdown() noexcept {
   pool_.shutdown();
+  streams_.shutdown();
   std::map<const std::byte*, int> left;
   {
     const std::lock_guard lock(mutex_);
@@ -164,6 +189,23 @@ shim::CuContext CufilePath::context_of(int device) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(device);
   return found != contexts_.end() ? found->second.get() : contexts_.at(0).get();
+}
+
+/// A stream that is none, or has failed, fails the items: a submit that has reserved them does not throw.
+void CufilePath::submit_on_stream(std::span<const IoOp> ops) {
+  std::int32_t status = 0;
+  try {
+    streams_.submit(ops);
+  } catch (const SystemError& error) {
+    status = error.error_number();
+  }
+  if (status == 0) {
+    return;
+  }
+  for (IoOp op : ops) {
+    op.status = status;
+    sink_->complete({&op, 1});
+  }
 }
 
 void CufilePath::run(IoOp& op) noexcept {
@@ -206,6 +248,13 @@ DataPathCaps CufilePath::caps() const {
   const std::lock_guard lock(mutex_);
   DataPathCaps caps{"cufile", opener_.policy_name(), {}, {}, 0, {}};
   caps.device_memory = true;
+  caps.stream_ordered = streams_.offered();
+  if (caps.stream_ordered) {
+    caps.features_used["stream_ordered"] = "submit(stream=...): cuFileReadAsync, cuFileWriteAsync";
+  } else {
+    caps.features_unused["stream_ordered"] =
+        "this cuFile has no stream-ordered calls; they came with CUDA 12.2";
+  }
   caps.features_used["library"] = library_.library + ", version " + std::to_string(library_.version);
   if (!buffers_.empty()) {
     caps.features_used["registered_buffers"] =

@@ -31,6 +31,10 @@ void check_range(const char* key, std::uint32_t value, std::uint32_t most) {
   }
 }
 
+// What `auto` leaves out, and why: caps() tell it.
+constexpr const char* kNotCufile =
+    "cufile is used only where it is asked for, as it serves memory of a GPU and not of the host";
+
 struct Chosen {
   std::unique_ptr<DataPath> path;
   std::string because;
@@ -69,7 +73,6 @@ Chosen choose(const FileConfig& config, const detail::FileSettings& files) {
     return {with_faults(detail::make_uring_path(files, config.queue_depth), config.fault),
             "data_path=\"uring\" was asked for"};
   }
-  // Never a choice of `auto`: it is of use for device memory only, which nobody has registered yet.
   if (config.data_path == DataPathChoice::kCufile) {
     return {with_faults(detail::make_cufile_path(files, config.threads, config.cufile_library), config.fault),
             "data_path=\"cufile\" was asked for"};
@@ -80,11 +83,11 @@ Chosen choose(const FileConfig& config, const detail::FileSettings& files) {
   try {
     auto uring = with_faults(detail::make_uring_path(files, config.queue_depth), config.fault);
     return {detail::make_stepping_path(std::move(uring), make_posix, config.step_down_after, files.notices),
-            "io_uring works here"};
+            std::string("io_uring works here; ") + kNotCufile};
   } catch (const SystemError& error) {
     const std::string why = std::string("no io_uring here: ") + error.what();
     files.notices->add("data_path", why + "; using a pool of threads");
-    return {with_faults(make_posix(), config.fault), why};
+    return {with_faults(make_posix(), config.fault), why + "; " + kNotCufile};
   }
 }
 

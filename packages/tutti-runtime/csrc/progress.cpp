@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tutti/runtime/detail/cuda_stream.hpp"
 #include "tutti/runtime/detail/io_thread.hpp"
 #include "tutti/runtime/detail/runtime_util.hpp"
 #include "tutti/runtime/storage_runtime.hpp"
@@ -19,9 +20,12 @@ using std::chrono::microseconds;
 
 }  // namespace
 
-void StorageRuntime::check_options(const SubmitOptions& options, std::size_t count) {
+void StorageRuntime::check_options(const SubmitOptions& options, std::size_t count) const {
   if (options.after != nullptr && options.after_word) {
     throw InvalidArgument("after and after_word are both given; give one");
+  }
+  if (options.stream) {
+    check_stream(options);
   }
   if (options.gate != nullptr && options.gate_word) {
     throw InvalidArgument("gate and gate_word are both given; give one");
@@ -34,6 +38,20 @@ void StorageRuntime::check_options(const SubmitOptions& options, std::size_t cou
                           " entries and must have one for each of the " + std::to_string(count) +
                           " requests");
   }
+}
+
+void StorageRuntime::check_stream(const SubmitOptions& options) const {
+  if (options.after != nullptr || options.after_word) {
+    throw InvalidArgument(
+        "stream and after are both given; the stream's own order is what the batch waits for");
+  }
+  if (!stream_ordered_) {
+    throw InvalidArgument(
+        "stream=" + std::to_string(*options.stream) +
+        ": this data path takes no stream (caps()[\"stream_ordered\"] is False); use after= "
+        "and gate=");
+  }
+  detail::require_no_capture(*options.stream);
 }
 
 Memory& StorageRuntime::find_word(const MemoryWord& word, std::uint64_t bytes, const char* name) {

@@ -70,6 +70,10 @@ class ScheduledPath final : public DataPath, private CompletionSink {
   int admit(const IoOp& op) noexcept override { return next_->admit(op); }
 
   void submit(std::span<const IoOp> ops) override {
+    if (!ops.empty() && ops.front().on_stream) {
+      next_->submit(ops);  // its stream says when each begins; to wait here would put it out of that order
+      return;
+    }
     std::size_t taken = 0;
     {
       std::unique_lock lock(mutex_);
@@ -243,6 +247,9 @@ class ScheduledPath final : public DataPath, private CompletionSink {
       std::unique_lock lock(mutex_);
       TimePoint now{};
       for (const IoOp& op : ops) {
+        if (op.on_stream) {
+          continue;  // never counted
+        }
         Root& root = roots_[op.target->root()];
         if (op.direction == Direction::kRead) {
           now = now == TimePoint{} ? Clock::now() : now;

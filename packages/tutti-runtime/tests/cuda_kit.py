@@ -68,6 +68,14 @@ class FakeCuda:
     def idle(self, stream: int, seconds: float = 20.0) -> bool:
         return bool(self.cuda.fake_cuda_stream_idle(stream, int(seconds * 1000)))
 
+    def record(self, result: int = 0, then: int = 0) -> None:
+        """What recording an event answers, and what the event becomes when its stream has passed it."""
+        self.cuda.fake_cuda_record(result, then)
+
+    @property
+    def events_made(self) -> int:
+        return int(self.cuda.fake_cuda_events_made())
+
     def copy(self, stream: int, to: int, source: int, size: int) -> None:
         assert self.cuda.fake_cuda_copy(stream, to, source, size) == 0
 

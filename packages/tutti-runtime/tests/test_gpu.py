@@ -433,6 +433,20 @@ CUFILE = """
     done = run(runtime, batch(request(tr.WRITE, memory, size // 2, target, 0, size // 2)))
     assert not done.status.any(), done.status
     assert path.read_bytes() == data[size // 2:].tobytes() + data[size // 2:].tobytes()
+    if runtime.caps()["stream_ordered"]:
+        fresh = np.random.default_rng(2).integers(0, 256, size, dtype=np.uint8)
+        gpu.copy_in(stream, there, fresh.ctypes.data, size)
+        whole = batch(request(tr.WRITE, memory, 0, target, 0, size))
+        wrote = runtime.submit(whole, stream=stream)
+        gpu.copy_in(stream, there, back.ctypes.data, size)
+        again = runtime.submit(batch(request(tr.READ, memory, 0, target, 0, size)), stream=stream)
+        gpu.copy_out(stream, back.ctypes.data, there, size)
+        for result in (wrote, again):
+            done = runtime.wait(result.handle, 60)
+            assert not done.status.any(), done.status
+        assert gpu.idle(stream, 20) and (back == fresh).all()
+        assert path.read_bytes() == fresh.tobytes()
+        print("STREAM ORDERED")
     assert runtime.shutdown(20)
     print("DONE")
 """

@@ -20,7 +20,7 @@ void check_signals() {
 
 /// `requests` is a one-dimensional C-contiguous array of REQUEST_DTYPE: the Python side has checked it.
 py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::object& timeout,
-                 const py::object& after, const py::object& gate) {
+                 const py::object& after, const py::object& gate, std::optional<std::uint64_t> stream) {
   if (requests.ndim() != 1 || requests.itemsize() != static_cast<py::ssize_t>(sizeof(IoRequest)) ||
       !(requests.flags() & py::array::c_style) ||
       reinterpret_cast<std::uintptr_t>(requests.data()) % alignof(IoRequest) != 0) {
@@ -33,7 +33,8 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::o
   const std::span<const IoRequest> items(static_cast<const IoRequest*>(requests.data()), count);
   const std::span<std::int32_t> reasons(errors.mutable_data(), count);
   bool* const flags = accepted.mutable_data();
-  const SubmitOptions options = to_options(timeout, after, gate);
+  SubmitOptions options = to_options(timeout, after, gate);
+  options.stream = stream;
   std::optional<std::uint64_t> handle;
   {
     py::gil_scoped_release release;
@@ -86,7 +87,7 @@ py::dict caps(StorageRuntime& runtime) {
                   "max_batch_requests"_a = caps.max_in_flight, "max_in_flight"_a = caps.max_in_flight,
                   "max_open_files"_a = caps.path.max_open_files, "max_results"_a = caps.max_results,
                   "memory_kinds"_a = memory_kinds(caps.path), "device_execution"_a = false,
-                  "features_used"_a = caps.path.features_used,
+                  "stream_ordered"_a = caps.path.stream_ordered, "features_used"_a = caps.path.features_used,
                   "features_unused"_a = caps.path.features_unused);
 }
 
@@ -118,7 +119,7 @@ Class bind_runtime(py::module_& module) {
              r.close(handle);
            })
       .def("submit", &submit, "requests"_a, "timeout"_a = py::none(), "after"_a = py::none(),
-           "gate"_a = py::none())
+           "gate"_a = py::none(), "stream"_a = py::none())
       .def("poll", [](StorageRuntime& r, const py::object& h) { return r.poll(to_handle(h)); })
       .def("wait", &wait, "handle"_a, "timeout"_a)
       .def("abandon", [](StorageRuntime& r, const py::object& h) { r.abandon(to_handle(h)); })

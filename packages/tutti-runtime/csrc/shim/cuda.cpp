@@ -31,7 +31,11 @@ Cuda load() {
   library.require(table.mem_host_unregister, "cuMemHostUnregister");
   library.require(table.mem_host_get_device_pointer, "cuMemHostGetDevicePointer_v2");
   library.require(table.pointer_get_attribute, "cuPointerGetAttribute");
+  library.require(table.event_create, "cuEventCreate");
+  library.require(table.event_record, "cuEventRecord");
   library.require(table.event_query, "cuEventQuery");
+  library.require(table.event_destroy, "cuEventDestroy_v2");
+  library.require(table.stream_is_capturing, "cuStreamIsCapturing");
   library.require(table.stream_get_context, "cuStreamGetCtx");
   library.require(table.stream_wait_value64, "cuStreamWaitValue64_v2");
   library.require(table.stream_write_value64, "cuStreamWriteValue64_v2");

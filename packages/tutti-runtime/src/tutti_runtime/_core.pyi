@@ -31,6 +31,7 @@ class StorageRuntime:
         timeout: float | NDArray[np.float64] | None = None,
         after: tuple[int, int, int] | Dependency | None = None,
         gate: tuple[int, int, int] | Gate | None = None,
+        stream: int | None = None,
     ) -> tuple[int | None, NDArray[np.bool_], NDArray[np.int32]]: ...
     def poll(self, handle: int, /) -> bool: ...
     def wait(

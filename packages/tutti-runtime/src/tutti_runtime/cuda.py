@@ -8,7 +8,6 @@ The calling thread's current device stays as it is, and no call waits for a devi
 
 from __future__ import annotations
 
-import operator
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from tutti_runtime import _core, config
 from tutti_runtime._anonymous import AnonymousMemory
+from tutti_runtime.ordering import native_stream
 from tutti_runtime.runtime import Runtime
 
 __all__ = [
@@ -160,7 +160,7 @@ def stream_wait_gate(runtime: Runtime, stream: object, gate: Word) -> None:
     serves many batches. Raises ``OSError`` with CUDA's error, ``InvalidHandleError`` or ``ValueError``.
     """
     address = runtime._core.word_address(gate.memory, gate.offset, 16)
-    _core.stream_wait_word(_stream_number(stream), address, gate.value)
+    _core.stream_wait_word(native_stream(stream), address, gate.value)
 
 
 def stream_write_word(runtime: Runtime, stream: object, word: Word) -> None:
@@ -170,19 +170,9 @@ def stream_write_word(runtime: Runtime, stream: object, word: Word) -> None:
     the driver. Raises as :func:`stream_wait_gate` does.
     """
     address = runtime._core.word_address(word.memory, word.offset, 8)
-    _core.stream_write_word(_stream_number(stream), address, word.value)
+    _core.stream_write_word(native_stream(stream), address, word.value)
 
 
 def word_pointer(runtime: Runtime, memory: int, offset: int, *, device: int = 0) -> int:
     """The address under which kernels on ``device`` read a 64-bit word of registered pinned memory."""
     return _core.cuda_device_pointer(runtime._core.word_address(memory, offset, 8), device)
-
-
-def _stream_number(stream: object) -> int:
-    try:
-        number = operator.index(getattr(stream, "cuda_stream", stream))  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"stream={stream!r} must be an int or have an int named cuda_stream") from None
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"stream={number} must be from 0 to 2**64 - 1")
-    return number

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from tutti_runtime import _core
 
-__all__ = ["Gate", "WordDependency", "native_after", "native_gate", "native_timeout"]
+__all__ = ["Gate", "WordDependency", "native_after", "native_gate", "native_stream", "native_timeout"]
 
 NativeWord: TypeAlias = "tuple[int, int, int]"
 
@@ -100,3 +101,14 @@ def native_timeout(timeout: object, count: int) -> float | np.ndarray[Any, np.dt
             "requests"
         )
     return seconds
+
+
+def native_stream(stream: object) -> int:
+    """Return a stream as a number. Raises ``TypeError`` and ``ValueError``."""
+    try:
+        number = operator.index(getattr(stream, "cuda_stream", stream))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"stream={stream!r} must be an int or have an int named cuda_stream") from None
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"stream={number} must be from 0 to 2**64 - 1")
+    return number

@@ -208,6 +208,7 @@ class Runtime:
         timeout: float | NDArray[np.float64] | None = None,
         after: object = None,
         gate: object = None,
+        stream: object = None,
         execution: str = "host",
     ) -> SubmitResult:
         """Start a batch: a one-dimensional array of :data:`REQUEST_DTYPE`.
@@ -221,6 +222,10 @@ class Runtime:
         ``after``: a :class:`WordDependency` that must come true before the batch touches its memory.
         ``gate``: a :class:`Gate` that is opened once all results are there: by success, failure, deadline,
         :meth:`cancel` or the end of :meth:`shutdown`'s patience; at once when nothing was accepted.
+        ``stream``: a CUDA stream (a number, or an object with ``cuda_stream``) in whose order the batch runs,
+        behind what is on it and before what comes, where ``caps()["stream_ordered"]``. It cannot be taken
+        back and is not paced; give no ``after``. That the stream has passed it means *finished*, not
+        *succeeded*: the results say that. A flush is rejected (ENOTSUP).
         ``execution``: "host".
 
         Raises ``TypeError`` for another dtype, ``ValueError`` for another shape or a bad option, and
@@ -236,7 +241,7 @@ class Runtime:
             self._refuse_execution(execution)
         if not (requests.flags.c_contiguous and requests.flags.aligned):
             requests = np.require(requests, requirements=["C", "A"])
-        if timeout is None and after is None and gate is None:
+        if timeout is None and after is None and gate is None and stream is None:
             return SubmitResult(*self._core.submit(requests))
         return SubmitResult(
             *self._core.submit(
@@ -244,6 +249,7 @@ class Runtime:
                 ordering.native_timeout(timeout, len(requests)),
                 ordering.native_after(after),
                 ordering.native_gate(gate),
+                None if stream is None else ordering.native_stream(stream),
             )
         )
 

@@ -39,7 +39,7 @@ struct Stream {
 std::mutex the_mutex;
 bool initialised = false;
 bool capturing = false;
-int refuse_register = 0;
+int refuse_register = 0, refuse_record = 0, after_record = 0, events_made = 0;
 long registered_in_all = 0;
 std::map<std::uint64_t, Range> ranges;
 std::map<std::uint64_t, int> events;
@@ -118,6 +118,15 @@ void fake_cuda_destroy_event(std::uint64_t event) {
 }
 void fake_cuda_set_capturing(int value) { capturing = value != 0; }
 void fake_cuda_refuse_register(int result) { refuse_register = result; }
+// What cuEventRecord answers, and what a recorded event becomes once its stream has passed it.
+void fake_cuda_record(int result, int then) {
+  refuse_record = result;
+  after_record = then;
+}
+int fake_cuda_events_made() {
+  const std::lock_guard lock(the_mutex);
+  return events_made;
+}
 long fake_cuda_registered() {
   const std::lock_guard lock(the_mutex);
   long count = 0;
@@ -280,6 +289,42 @@ int cuEventQuery(std::uint64_t event) {
   const auto found = events.find(event);
   return found == events.end() ? kInvalidHandle : found->second;
 }
+int cuEventCreate(std::uint64_t* event, unsigned) {
+  if (contexts.empty()) {
+    return kInvalidContext;
+  }
+  static std::uint64_t next = 1 << 20;
+  const std::lock_guard lock(the_mutex);
+  *event = next++;
+  events[*event] = 0;
+  ++events_made;
+  return 0;
+}
+int cuEventRecord(std::uint64_t event, Stream* stream) {
+  if (refuse_record != 0) {
+    return refuse_record;
+  }
+  {
+    const std::lock_guard lock(the_mutex);
+    if (!events.contains(event)) {
+      return kInvalidHandle;
+    }
+    events[event] = kNotReady;
+  }
+  return enqueue(stream, [event] {
+    const std::lock_guard lock(the_mutex);
+    events[event] = after_record;
+  });
+}
+int cuEventDestroy_v2(std::uint64_t event) {
+  const std::lock_guard lock(the_mutex);
+  --events_made;
+  return events.erase(event) == 1 ? 0 : kInvalidHandle;
+}
+int cuStreamIsCapturing(Stream*, int* status) {
+  *status = capturing ? 1 : 0;
+  return 0;
+}
 int cuStreamGetCtx(Stream* stream, void** context) {
   const std::lock_guard lock(the_mutex);
   if (!streams.contains(stream)) {
@@ -354,20 +399,5 @@ int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t size, S
 }
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t size, Stream* stream) {
   return fake_cuda_copy(stream, to, reinterpret_cast<const void*>(from), size);
-}
-int cuEventCreate(std::uint64_t* event, unsigned) {
-  static std::uint64_t next = 1 << 20;
-  const std::lock_guard lock(the_mutex);
-  *event = ++next;
-  events[*event] = 0;
-  return 0;
-}
-int cuEventRecord(std::uint64_t event, Stream* stream) {
-  fake_cuda_set_event(event, kNotReady);
-  return enqueue(stream, [=] { fake_cuda_set_event(event, 0); });
-}
-int cuEventDestroy_v2(std::uint64_t event) {
-  fake_cuda_destroy_event(event);
-  return 0;
 }
 }

@@ -50,6 +50,14 @@ void require_cuda(const char* call) {
   }
 }
 
+// What a call does that needs a context: all but what a stream runs later.
+void note_context() {
+  void* context = nullptr;
+  auto* const current = reinterpret_cast<int (*)(void**)>(cuda_symbol("cuCtxGetCurrent"));
+  current(&context);
+  without_context += context == nullptr;
+}
+
 ssize_t transfer(void* handle, char* base, std::size_t size, off_t file_offset, off_t buffer_offset,
                  bool reads) {
   int fd = -1;
@@ -61,10 +69,6 @@ ssize_t transfer(void* handle, char* base, std::size_t size, off_t file_offset, 
     }
     fd = found->second;
   }
-  void* context = nullptr;
-  auto* const current = reinterpret_cast<int (*)(void**)>(cuda_symbol("cuCtxGetCurrent"));
-  current(&context);
-  without_context += context == nullptr;
   if (io_result != 0) {
     errno = io_errno;
     return io_result;
@@ -94,6 +98,7 @@ void run_async(void* argument) {
 }
 
 Error enqueue(Async* work, void* stream) {
+  note_context();
   auto* const launch =
       reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(cuda_symbol("cuLaunchHostFunc"));
   const int result = launch(stream, run_async, work);
@@ -173,10 +178,12 @@ Error cuFileBufDeregister(const void* base) {
   return buffers.erase(base) == 1 ? Error{0, 0} : Error{5024, 0};
 }
 ssize_t cuFileRead(void* handle, void* base, std::size_t size, off_t file_offset, off_t buffer_offset) {
+  note_context();
   return transfer(handle, static_cast<char*>(base), size, file_offset, buffer_offset, true);
 }
 ssize_t cuFileWrite(void* handle, const void* base, std::size_t size, off_t file_offset,
                     off_t buffer_offset) {
+  note_context();
   return transfer(handle, const_cast<char*>(static_cast<const char*>(base)), size, file_offset, buffer_offset,
                   false);
 }

@@ -104,6 +104,8 @@ struct IoOp {
   void* batch = nullptr;  ///< the runtime's own; data paths hand it back untouched
   std::uint32_t item = 0;
   bool part = false;             ///< a piece that StripedPath made; `batch` is then its own
+  bool on_stream = false;        ///< runs in the order of `stream`, not of the runtime
+  std::uint64_t stream = 0;      ///< a CUstream as a number
   std::uint32_t attempts = 0;    ///< retries without progress
   bool buffered_retry = false;   ///< O_DIRECT was refused once for this operation
   std::int32_t upper_error = 0;  ///< with which a better data path failed before this one was asked
@@ -131,6 +133,7 @@ struct DataPathCaps {
   std::uint32_t max_open_files = 0;                    ///< descriptors of targets that are kept; 0: none
   std::string stepped_down;                            ///< why a better data path was given up, or empty
   bool device_memory = false;                          ///< takes MemoryKind::kDevice
+  bool stream_ordered = false;                         ///< takes operations with `on_stream`
 };
 
 /// How many operations a data path works on at once. More may be given to it; they only wait.
@@ -163,7 +166,8 @@ class DataPath {
   [[nodiscard]] virtual int admit(const IoOp& /*op*/) noexcept { return 0; }
 
   /// Takes every operation, or throws and takes none. Each one taken is completed exactly once, also from
-  /// within this call.
+  /// within this call. Operations with `on_stream` are on their stream when it returns; they come in calls of
+  /// their own, and only where caps() say stream_ordered.
   virtual void submit(std::span<const IoOp> ops) = 0;
 
   /// Completes with `status` what `filter` names and the device has not begun; the rest runs on. Must not

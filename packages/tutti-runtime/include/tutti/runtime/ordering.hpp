@@ -82,8 +82,8 @@ struct MemoryWord {
   std::uint64_t value = 0;
 };
 
-/// How a batch is ordered with the rest of the program. Give at most one of `after` and `after_word`, and at
-/// most one of `gate` and `gate_word`.
+/// How a batch is ordered with the rest of the program. Give at most one of `after`, `after_word` and
+/// `stream`, and at most one of `gate` and `gate_word`.
 struct SubmitOptions {
   std::optional<TimePoint> deadline;  ///< of every item
   std::vector<TimePoint> deadlines;   ///< one for each request instead; TimePoint::max() is none
@@ -91,6 +91,7 @@ struct SubmitOptions {
   std::shared_ptr<Gate> gate;
   std::optional<MemoryWord> after_word;  ///< read by the rule of HostWordDependency
   std::optional<MemoryWord> gate_word;   ///< receives `value`; the word behind it (offset + 8) the status
+  std::optional<std::uint64_t> stream;   ///< a CUstream as a number, whose order the batch keeps
 };
 
 }  // namespace tutti::runtime

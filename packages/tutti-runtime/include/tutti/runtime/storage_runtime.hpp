@@ -143,8 +143,8 @@ class StorageRuntime final : private CompletionSink {
   void announce(Batch& batch) noexcept;
   void release(Batch& batch) noexcept;
   int reserve(const IoRequest& request, IoOp& op);
-  void reserve_items(std::span<const IoRequest> requests, std::span<std::int32_t> errors, Batch& batch,
-                     std::vector<IoOp>& ops);
+  void reserve_items(std::span<const IoRequest> requests, std::span<std::int32_t> errors,
+                     const SubmitOptions& options, Batch& batch, std::vector<IoOp>& ops);
   std::optional<std::uint64_t> reserve_all(std::span<const IoRequest> requests,
                                            std::span<std::int32_t> errors, const SubmitOptions& options,
                                            std::vector<IoOp>& ops);
@@ -155,7 +155,8 @@ class StorageRuntime final : private CompletionSink {
   Completion take_completion(Batch& batch);
 
   // Ordering and deadlines (progress.cpp)
-  static void check_options(const SubmitOptions& options, std::size_t count);
+  void check_options(const SubmitOptions& options, std::size_t count) const;
+  void check_stream(const SubmitOptions& options) const;
   Memory& find_word(const MemoryWord& word, std::uint64_t bytes, const char* name);
   void set_ordering(const SubmitOptions& options, const std::shared_ptr<Batch>& batch,
                     std::list<HeldOps>& held);
@@ -184,6 +185,7 @@ class StorageRuntime final : private CompletionSink {
   const pid_t owner_pid_;
   const Options options_;
   std::unique_ptr<DataPath> path_;
+  const bool stream_ordered_;
   int event_fd_ = -1;
 
   mutable std::mutex mutex_;         ///< guards everything below

@@ -10,6 +10,10 @@
 
 namespace tutti::runtime::detail {
 
+/// cuEventQuery from a thread of this library. While any thread of the process captures a stream in the
+/// default mode, a query by another thread would end that capture with an error.
+[[nodiscard]] shim::CuResult query_beside_captures(shim::CuEvent event) noexcept;
+
 /// Ready when the work that a CUDA event captured has finished. Neither makes a context current nor changes
 /// the caller's: an event knows its own.
 class CudaEventDependency final : public Dependency {

@@ -1,11 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words in pinned host memory that a CUDA stream waits for or writes, in stream order.
+// CUDA streams as callers give them, and words in pinned host memory that a stream waits for or writes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+
+#include "tutti/runtime/shim/cuda.hpp"
 
 namespace tutti::runtime::detail {
+
+/// A stream with its context current, which operations on it need. The default streams (0, 1 and 2) are those
+/// of `context_of_defaults`, or where that is null of the context that is current already.
+class CurrentStream {
+ public:
+  /// @throws SystemError for what is no stream.
+  explicit CurrentStream(std::uint64_t number, shim::CuContext context_of_defaults = nullptr);
+
+  [[nodiscard]] shim::CuStream get() const noexcept { return stream_; }
+
+ private:
+  shim::CuStream stream_;
+  std::optional<shim::ScopedContext> current_;
+};
+
+/// @throws InvalidArgument while the stream is captured into a graph; SystemError for what is no stream.
+void require_no_capture(std::uint64_t stream);
 
 /// Work enqueued on the stream from now on waits until the 64-bit word has reached `value` (the difference
 /// counts as signed, so that a counter may wrap). The caller does not wait. `stream` is a CUstream or

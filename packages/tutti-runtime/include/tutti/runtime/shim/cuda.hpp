@@ -27,6 +27,7 @@ inline constexpr unsigned kCuHostRegisterPortable = 1;
 inline constexpr unsigned kCuHostRegisterDeviceMap = 2;
 inline constexpr unsigned kCuStreamWaitGeq = 0;
 inline constexpr int kCuCaptureRelaxed = 2;
+inline constexpr unsigned kCuEventDisableTiming = 2;
 inline constexpr int kCuDeviceCanWait64 = 92;  ///< of cuDeviceGetAttribute
 
 /// Functions of libcuda.so.1, named without their prefix.
@@ -46,7 +47,11 @@ struct Cuda {
   CuResult (*mem_host_unregister)(void* address);
   CuResult (*mem_host_get_device_pointer)(CuDevicePtr* pointer, void* address, unsigned flags);
   CuResult (*pointer_get_attribute)(void* value, int attribute, CuDevicePtr pointer);
+  CuResult (*event_create)(CuEvent* event, unsigned flags);
+  CuResult (*event_record)(CuEvent event, CuStream stream);
   CuResult (*event_query)(CuEvent event);
+  CuResult (*event_destroy)(CuEvent event);
+  CuResult (*stream_is_capturing)(CuStream stream, int* status);
   CuResult (*stream_get_context)(CuStream stream, CuContext* context);
   CuResult (*stream_wait_value64)(CuStream stream, CuDevicePtr address, std::uint64_t value, unsigned flags);
   CuResult (*stream_write_value64)(CuStream stream, CuDevicePtr address, std::uint64_t value, unsigned flags);
