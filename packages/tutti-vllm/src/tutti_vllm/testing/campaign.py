@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of the differential test: a pool of prompts, vLLM's own answers, engines with the connector.
+
+Prints one JSON line a schedule on standard output; ``tutti_vllm.testing.differential`` reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tutti_engine import ExecutionSettings, Geometry
+from tutti_engine.breaker import Breaker
+from tutti_engine.local_store import bytes_needed
+from tutti_engine.testing.churn import occupied
+from tutti_vllm.testing.faults import FAULT_MIXES, FaultMix
+from tutti_vllm.testing.one_process import MODEL, ErrorLog, OneProcessEngine, prepare_process
+from tutti_vllm.testing.schedules import (
+    BLOCK_TOKENS,
+    MAX_ANSWER,
+    Action,
+    EngineChoice,
+    Prompt,
+    Schedule,
+    make_choice,
+    make_prompts,
+    make_schedule,
+)
+from tutti_vllm.testing.tiny_model import make_tiny_model
+
+__all__ = ["MARK", "Pool", "run_campaign"]
+
+MARK = "tutti-schedule "
+"""Begins the lines of the output that report a schedule."""
+
+SCHEDULES_AN_ENGINE = 25
+BLOCKS_PER_CHUNK = 2
+GEOMETRY = Geometry(
+    num_layers=MODEL.layers,
+    block_tokens=BLOCK_TOKENS,
+    blocks_per_chunk=BLOCKS_PER_CHUNK,
+    page_bytes=BLOCK_TOKENS * 2 * MODEL.kv_heads * MODEL.head_size * 4,
+)
+
+MARGIN = 1e-3
+"""Least distance, in log probability, of the best token from the next one.
+
+Batches of other shapes round differently, some 1e-6 in float32; where two tokens are closer than that, either
+is right. Answers are compared up to the first such place.
+"""
+
+DRAIN_SECONDS = 60.0
+IO_TIMEOUT = 0.2
+
+
+class Pool:
+    """Prompts and the answers of vLLM alone, each prompt by itself and without a prefix cache."""
+
+    def __init__(self, model: Path, prompts: Sequence[Prompt]) -> None:
+        self.prompts: list[list[int]] = []
+        self.answers: list[list[int]] = []
+        engine = OneProcessEngine(model, enable_prefix_caching=False, num_gpu_blocks_override=64)
+        for prompt in prompts:
+            tokens = list(prompt.tokens)
+            if prompt.turn_of is not None:
+                tokens = [*self.prompts[prompt.turn_of], *self.answers[prompt.turn_of], *tokens]
+            self.prompts.append(tokens)
+            self.answers.append(_sure_answer(engine, tokens))
+        engine.close()
+
+
+def _sure_answer(engine: OneProcessEngine, tokens: list[int]) -> list[int]:
+    engine.ask("reference", tokens, MAX_ANSWER, logprobs=2)
+    finished: list[Any] = []
+    while not finished:
+        finished = list(engine.step())
+    (completion,) = finished[0].outputs
+    sure = []
+    for token, nearest in zip(completion.token_ids, completion.logprobs):
+        first, second = sorted((each.logprob for each in nearest.values()), reverse=True)[:2]
+        if first - second < MARGIN:
+            break
+        sure.append(token)
+    return sure
+
+
+class Run:
+    """One engine with the connector, and the schedules that it is put through."""
+
+    def __init__(self, model: Path, root: Path, pool: Pool, choice: EngineChoice, seed: int) -> None:
+        from tutti_vllm.testing import faulty_connector
+
+        self._pool = pool
+        self._root = root
+        self._errors = ErrorLog()
+        self.tally: Counter[str] = Counter()
+        self._conditions = faulty_connector.CONDITIONS
+        segment = GEOMETRY.segment_bytes
+        default = ExecutionSettings()
+        self._conditions.seed = seed
+        self._conditions.mix = FaultMix()
+        self._conditions.execution = ExecutionSettings(
+            load_bank_bytes=choice.load_slots * segment or default.load_bank_bytes,
+            store_bank_bytes=choice.store_slots * segment or default.store_bank_bytes,
+            io_timeout=IO_TIMEOUT,
+        )
+        self.capacity_bytes = bytes_needed(choice.capacity_chunks, geometry=GEOMETRY, ranks=1, roots=1)
+        connector = {
+            "kv_connector": faulty_connector.FaultyTuttiConnector.__name__,
+            "kv_connector_module_path": faulty_connector.__name__,
+            "kv_connector_extra_config": {
+                "capacity_bytes": self.capacity_bytes,
+                "root": str(root),
+                "blocks_per_chunk": BLOCKS_PER_CHUNK,
+                "strict": True,
+            }
+            | choice.settings,
+        }
+        self.engine = OneProcessEngine(model, connector, **choice.options)
+        planner = self.engine.connector._scheduler.engine.planner
+        # They open and close in the time of a schedule.
+        planner.load_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+        planner.store_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+        self._live: dict[str, tuple[int, int]] = {}
+        self._preempted: Counter[str] = Counter()
+        self._asked = 0
+        self._problems: list[str] = []
+
+    def run(self, schedule: Schedule) -> list[str]:
+        """Run a schedule and what is left after it; return what is wrong."""
+        self._problems = []
+        self._conditions.mix = FAULT_MIXES[schedule.faults]
+        for action in schedule.actions:
+            self._act(action)
+            self._step(1)
+        self._drain()
+        self._conditions.mix = FaultMix()
+        held = self.engine.become_idle()
+        if held:
+            self._problems.append(f"held by the idle engine: {held}")
+        used = occupied(self._root)
+        if used > self.capacity_bytes:
+            self._problems.append(f"{used} bytes on disk, {self.capacity_bytes} are allowed")
+        self._problems += [f"logged: {message}" for message in self._errors.take()]
+        return self._problems
+
+    def close(self) -> dict[str, int]:
+        """End the engine; return the connector's counters."""
+        counters: dict[str, int] = self.engine.connector.counters()
+        self.engine.close()
+        return counters
+
+    def _act(self, action: Action) -> None:
+        if action.kind == "ask":
+            tokens = max(1, min(action.second, len(self._pool.answers[action.first])))
+            name = f"request-{self._asked}"
+            self._asked += 1
+            self._live[name] = action.first, tokens
+            self.engine.ask(name, self._pool.prompts[action.first], tokens)
+        elif action.kind == "abort" and self._live:
+            name = list(self._live)[action.first % len(self._live)]
+            del self._live[name]
+            self.tally["aborted"] += 1
+            self.engine.engine.abort_request([name])
+        elif action.kind == "step":
+            self._step(action.first)
+        elif action.kind == "forget":
+            self._forget(connector=bool(action.first), running=bool(action.second))
+        elif action.kind == "settle":
+            self._drain()
+            self.engine.settle()
+
+    def _forget(self, *, connector: bool, running: bool) -> None:
+        self.tally["resets"] += 1
+        try:
+            self.engine.llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
+        except RuntimeError as error:
+            # What vLLM itself says while a request waits for its load.
+            if "waiting for remote KV" not in str(error):
+                raise
+
+    def _step(self, count: int) -> None:
+        for _ in range(count):
+            if not self.engine.engine.has_unfinished_requests():
+                return
+            self.tally["steps"] += 1
+            for output in self.engine.step():
+                self._compare(output)
+            for request in self.engine.scheduler.requests.values():
+                if request.num_preemptions > self._preempted[request.request_id]:
+                    self._preempted[request.request_id] += 1
+                    self.tally["preempted"] += 1
+
+    def _compare(self, output: Any) -> None:
+        if output.request_id not in self._live:
+            return
+        prompt, count = self._live.pop(output.request_id)
+        self.tally["finished"] += 1
+        self.tally["hit_tokens"] += output.num_cached_tokens or 0
+        (completion,) = output.outputs
+        # A prompt without a sure token still has to be answered.
+        wanted = self._pool.answers[prompt][:count]
+        if list(completion.token_ids)[: len(wanted)] != wanted or completion.finish_reason != "length":
+            self._problems.append(
+                f"prompt {prompt}: {list(completion.token_ids)} ({completion.finish_reason}), "
+                f"vLLM alone says {wanted}"
+            )
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self.engine.engine.has_unfinished_requests():
+            self._step(1)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"requests do not end: {self._live}")
+        if self._live:
+            self._problems.append(f"requests never ended: {self._live}")
+            self._live.clear()
+
+
+def run_campaign(seed: int, schedules: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Run schedules; yield for each one what is wrong, and after each engine its counters."""
+    chance = random.Random(seed)
+    model = make_tiny_model(folder / "model", MODEL)
+    pool = Pool(model, make_prompts(chance, MODEL.vocabulary, GEOMETRY.chunk_tokens))
+    number = 0
+    while number < schedules:
+        choice = make_choice(chance)
+        run = Run(model, folder / "cache", pool, choice, seed=chance.randrange(1 << 30))
+        for schedule in [make_schedule(chance, pool.prompts) for _ in range(SCHEDULES_AN_ENGINE)]:
+            problems = run.run(schedule)
+            yield {"schedule": number, "problems": problems, "faults": schedule.faults}
+            number += 1
+            if number == schedules:
+                break
+        tally = dict(run.tally)
+        yield {"engine": choice.options | choice.settings, "counters": run.close() | tally}
+
+
+def main() -> int:
+    """Run a campaign; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+    prepare_process()
+    folder = Path(tempfile.mkdtemp(prefix="tutti-differential-"))
+    failed = False
+    try:
+        for report in run_campaign(arguments.seed, arguments.schedules, folder):
+            failed |= bool(report.get("problems"))
+            print(MARK + json.dumps(report), flush=True)
+    except Exception as error:
+        traceback.print_exc()
+        print(MARK + json.dumps({"death": repr(error)}), flush=True)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
