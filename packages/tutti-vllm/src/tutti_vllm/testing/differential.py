@@ -153,7 +153,10 @@ def describe(result: Result) -> str:
 
 @contextmanager
 def _progress(schedules: int) -> Iterator[Callable[[Result], None]]:
-    """Show how far a run is, and each problem at once: a bar where rich is installed, else lines."""
+    """Show how far a run is, and each problem at once: a bar on a terminal with rich, else lines."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -168,7 +171,7 @@ def _progress(schedules: int) -> Iterator[Callable[[Result], None]]:
         def told(result: Result) -> None:
             nonlocal seen
             for problem in result.problems[seen:]:
-                progress.console.print(problem, markup=False)
+                progress.console.print(problem, markup=False, soft_wrap=True)
             seen = len(result.problems)
             progress.update(task, completed=result.schedules, description=describe(result))
 
