@@ -59,8 +59,10 @@ class Planner:
 
     Its counters are ``load_chunks``, ``load_failed_chunks``, ``read_bytes``, ``load_microseconds``,
     ``store_chunks``, ``store_failed_chunks``, ``store_dropped_chunks``, ``written_bytes``,
-    ``evicted_chunks``, ``expired_chunks``, ``corrupt_chunks`` and ``quarantined_chunks``, and those of
-    ``StoreGate``. Bytes and times are summed over ranks.
+    ``evicted_chunks``, ``expired_chunks``, ``lost_chunks`` (a load failed, and what goes on from such a
+    chunk), ``reset_chunks``, ``corrupt_chunks`` and ``quarantined_chunks``, and those of ``StoreGate``. Bytes
+    and times are summed over ranks. What was resident at first and what was stored is resident now or was
+    evicted, expired, lost or reset.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Planner:
             self._index,
             policies,
             self.counters,
-            write_bytes=ranks * geometry.chunk_bytes,
+            write_bytes=self.chunk_bytes,
             # A restart must not be a way around the limit.
             budget=WriteBudget(policies.daily_write_bytes, fill=0.5 if self._number else 1.0, clock=clock),
         )
@@ -135,6 +137,11 @@ class Planner:
     def capacity_chunks(self) -> int:
         """Chunks that fit."""
         return self._index.capacity
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that one chunk takes in storage, over all ranks."""
+        return self._ranks * self.geometry.chunk_bytes
 
     @property
     def pending_loads(self) -> int:
@@ -298,7 +305,7 @@ class Planner:
                 if position in load.corrupt and self._index.holds(entry):
                     self._room.suspect(entry.chunk_id)
                     self._count("corrupt_chunks", 1)
-                self._index.drop(entry)
+                self._count("lost_chunks", self._index.drop(entry))
             self._index.unpin(entry)
         self._count("load_chunks", len(load.entries) - len(load.failed))
         self._count("load_failed_chunks", len(load.failed))
@@ -417,6 +424,7 @@ class Planner:
         weights have changed, and nothing tells the new ones from the old ones after a restart: from now on
         chunks are kept for the life of this process only.
         """
+        self._count("reset_chunks", len(self._index))
         self._index.clear()
         if self._journal is None:
             self._room.retire()
@@ -456,7 +464,9 @@ class Planner:
             self._on_stored(entry.key)
             return True
         quarantined = (plan_id, position) in self._quarantined
+        resident = len(self._index)
         self._index.abort(entry, reusable=not quarantined)
+        self._count("lost_chunks", resident - len(self._index))
         self._count("quarantined_chunks", int(quarantined))
         return durable
 

@@ -479,3 +479,22 @@ def test_a_watcher_hears_what_was_resident_only_when_it_goes():
     assert seen == []
     planner.reset()
     assert seen == [b"a"]
+
+
+def test_what_was_stored_is_resident_or_was_counted_out():
+    planner = Planner(GEOMETRY, range(4), records=[Record(b"r", 0, 1, (SUM,), 0)])
+    stored(planner, b"a", b"b", b"c")
+    stored(planner, b"d", b"e")
+    load = planner.plan_load([(b"d", ((4, 5),))])
+    planner.complete_load(LoadResult(load.plan_id, (0,), errno.EIO))
+    plan = planner.plan_store(candidates(b"p", b"q"), [[b"p", b"q"]])
+    planner.complete_store(0, StoreResult(plan.plan_id, (SUM, SUM)))
+    load = planner.plan_load([(b"p", ((4, 5),))])
+    planner.complete_load(LoadResult(load.plan_id, (0,), errno.EBADMSG, corrupt=(0,)))
+    counters = planner.counters.snapshot()
+    assert counters["lost_chunks"] == 3, "d, and p with q, which goes on from it"
+    planner.reset()
+    counters = planner.counters.snapshot()
+    gone = sum(counters.get(f"{how}_chunks", 0) for how in ("evicted", "expired", "lost", "reset"))
+    assert planner.resident_chunks == 0 and counters["evicted_chunks"] > 0 and counters["reset_chunks"] > 0
+    assert 1 + counters["store_chunks"] == gone

@@ -26,7 +26,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from tutti_vllm import opening  # noqa: E402
 from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
+from tutti_vllm.payload import make_payload  # noqa: E402
+from tutti_vllm.prom_metrics import TuttiPromMetrics  # noqa: E402
 from tutti_vllm.scheduler import scheduled_blocks  # noqa: E402
+from tutti_vllm.stats import TuttiStats  # noqa: E402
 
 if TYPE_CHECKING:
     from tutti_vllm.scheduler import SchedulerSide
@@ -91,6 +94,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         join_vllm_log()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._told_absence = False
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = opening.open_scheduler(vllm_config, kv_cache_config)
         else:
@@ -118,6 +122,37 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         """Return what is held for requests and transfers on this side, by name; empty when idle."""
         sides = [side.in_use() for side in (self._scheduler, self._worker) if side is not None]
         return {name: count for side in sides for name, count in side.items() if count}
+
+    # Both.
+
+    @contained(lambda: None)
+    def get_kv_connector_stats(self) -> TuttiStats | None:
+        """Return what happened since the last call, for vLLM's log and ``/metrics``; None if nothing did."""
+        side = self._scheduler or self._worker
+        if side is not None:
+            payload = side.take_stats()
+        elif self._told_absence:
+            payload = None
+        else:
+            self._told_absence = True
+            payload = make_payload(gauges={"degraded": 1.0})
+        return None if payload is None else TuttiStats(payload)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TuttiStats:
+        """Return statistics from what crossed the processes."""
+        return TuttiStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TuttiPromMetrics:
+        """Register the connector's metrics beside vLLM's own."""
+        return TuttiPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Scheduler.
 

@@ -22,6 +22,7 @@ from tutti_vllm.compat import check_vllm
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
+from tutti_vllm.status_line import StatusLine
 from tutti_vllm.worker import WorkerSide
 
 __all__ = [
@@ -192,7 +193,9 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
         # The planner and its upkeep have taken over what they need.
         store.records.clear()
         hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
-        return SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=upkeep.close)
+        side = SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=upkeep.close)
+        upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
+        return side
     except BaseException:
         store.close()
         raise

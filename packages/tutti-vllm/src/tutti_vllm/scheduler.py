@@ -14,6 +14,8 @@ from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
+from tutti_vllm.meters import SchedulerMeter
+from tutti_vllm.payload import Payload
 
 __all__ = ["Request", "SchedulerSide"]
 
@@ -67,6 +69,7 @@ class SchedulerSide:
             close: called once at shutdown.
         """
         self._engine = engine
+        self.meter = SchedulerMeter(engine)
         self._layout = layout
         self._block_tokens = engine.geometry.block_tokens
         self._chunk_tokens = engine.geometry.chunk_tokens
@@ -129,7 +132,7 @@ class SchedulerSide:
                     (key, (_blocks_between(block_ids, chunk * per_chunk, per_chunk, start, stop),))
                     for chunk, key in enumerate(keys, start=first)
                 ],
-                self._use_of(self._tracked[request.request_id]),
+                self._use_of(self._tracked[request.request_id], external_tokens),
             )
         except Exception as error:
             # The tokens were promised: the workers have to report them as failed.
@@ -196,6 +199,10 @@ class SchedulerSide:
             "unreported_loads": len(self._loading),
         } | self._engine.planner.in_use()
 
+    def take_stats(self) -> Payload | None:
+        """Return what happened since the last call, None if nothing did."""
+        return self.meter.take(broken=self._broken is not None)
+
     def reset(self) -> bool:
         """Forget every chunk; return whether that is durable."""
         for tracked in self._tracked.values():
@@ -244,10 +251,11 @@ class SchedulerSide:
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         return () if plan is None else (plan,)
 
-    def _use_of(self, tracked: _Tracked) -> Use:
+    def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:
         """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""
         if tracked.use is None:
             request = tracked.request
+            self.meter.note_prompt(request.num_tokens, hit_tokens)
             keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk)
             tracked.use = self._engine.note_prompt(keys, request.cache_salt)
         return tracked.use

@@ -39,6 +39,7 @@ class Settings:
         read_only: whether another server's store is read and never changed.
         replicas: equal servers that run side by side and share the capacity; 0 takes vLLM's
             ``data_parallel_size``.
+        log_interval_seconds: how often one line tells what the cache did, if it did anything; 0 never.
     """
 
     capacity_bytes: int
@@ -50,6 +51,7 @@ class Settings:
     reclaim_unused_days: int = 0
     read_only: bool = False
     replicas: int = 0
+    log_interval_seconds: int = 60
     policies: PolicySettings = field(default_factory=PolicySettings)
 
     @classmethod
@@ -74,6 +76,7 @@ class Settings:
             reclaim_unused_days=_whole_number(extra, "reclaim_unused_days", minimum=0, default=0),
             read_only=_truth(extra, "read_only", default=False),
             replicas=_whole_number(extra, "replicas", minimum=0, default=0),
+            log_interval_seconds=_whole_number(extra, "log_interval_seconds", minimum=0, default=60),
             policies=_policies(extra),
         )
 

@@ -12,6 +12,8 @@ from tutti_engine import SKIP_BLOCK, LoadPlan, LoadResult, Mover, StorePlan, Sto
 from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
+from tutti_vllm.meters import WorkerMeter
+from tutti_vllm.payload import Payload
 
 __all__ = ["WorkerSide"]
 
@@ -32,6 +34,7 @@ class WorkerSide:
             open_engine: makes an engine on this rank's part of a store, ready to be bound.
         """
         self._rank = rank
+        self._meter = WorkerMeter(rank)
         self._open_engine = open_engine
         self._mover: Mover | None = None
         self._engine: TuttiEngine | None = None
@@ -68,6 +71,7 @@ class WorkerSide:
                 self._bad_blocks.update(load.block_ids)
                 continue
             self._waiting[load.plan.plan_id] = load
+            self._meter.begin_load(load.plan.plan_id)
             self._execute(load.plan)
 
     def finish_step(self) -> None:
@@ -82,6 +86,7 @@ class WorkerSide:
         if self._engine is not None:
             results += self._engine.take_results()
         for result in results:
+            self._meter.end(result)
             if isinstance(result, LoadResult):
                 self._end_load(result)
         self._results += results
@@ -117,6 +122,10 @@ class WorkerSide:
             "untold_bad_blocks": len(self._bad_blocks),
         }
         return own if self._engine is None else own | self._engine.executor.in_use()
+
+    def take_stats(self) -> Payload | None:
+        """Return what happened on this rank since the last call, None if nothing did."""
+        return self._meter.take(None if self._engine is None else self._engine.executor)
 
     def shutdown(self, timeout: float) -> None:
         """Finish what is under way for up to ``timeout`` seconds and close the store."""
