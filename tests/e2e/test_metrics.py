@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own registry shows what the connector did: after a cold run, after a restart, after a failed load."""
+"""What vLLM's own registry shows after a cold run, after a restart, after a load that failed."""
 
 from tests.e2e.conftest import CHUNK_BYTES, CHUNK_TOKENS, prompt
 
@@ -16,7 +16,7 @@ class Shown:
                 labels = dict(sample.labels)
                 assert labels.pop("engine") == "0" and labels.pop("model_name")
                 name = sample.name.removeprefix("vllm:tutti_").removesuffix("_total")
-                self.values[name, *sorted(labels.items())] = sample.value
+                self.values[(name, *sorted(labels.items()))] = sample.value
 
     def __call__(self, name, **labels):
         """Return the sum over the series that have these labels."""
