@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return vars(self) | {"faults": dict(self.faults), "totals": dict(self.totals)}
 
     @property
     def is_clean(self) -> bool:
@@ -209,7 +213,7 @@ def main() -> int:
     with _progress(arguments.schedules) as told:
         result = run(arguments.schedules, seed=seed, jobs=arguments.jobs, told=told)
     if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
     print(describe(result))
     return 0 if result.is_clean else 1
 
