@@ -135,7 +135,12 @@ def start(model: Path, tmp_path: Path, vllm_loaded: None) -> Iterator[Callable[.
     """Start engines with the connector on a store of the test's own; they are closed at its end."""
     running: list[Engine] = []
 
-    def make(root: Path | None = None, capacity_bytes: int = 64 << 20, **options: Any) -> Engine:
+    def make(
+        root: Path | None = None,
+        capacity_bytes: int = 64 << 20,
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Engine:
         for engine in running:
             engine.close()
         running.clear()
@@ -144,7 +149,7 @@ def start(model: Path, tmp_path: Path, vllm_loaded: None) -> Iterator[Callable[.
             "root": str(root or tmp_path / "cache"),
             "blocks_per_chunk": BLOCKS_PER_CHUNK,
             "strict": True,
-        }
+        } | (settings or {})
         running.append(Engine(model, connector, options))
         return running[-1]
 
