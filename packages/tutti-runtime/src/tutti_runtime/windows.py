@@ -29,12 +29,18 @@ def submit_all(
     :meth:`Runtime.submit`, for each submission. A caller that stops early leaves nothing behind: what is in
     flight is canceled as far as it can be and abandoned.
 
-    Raises ``ValueError`` for a window below 1, and what ``submit`` and ``wait`` raise. Raises
+    Raises ``ValueError`` for a window below 1 at once, and what ``submit`` and ``wait`` raise. Raises
     ``BlockingIOError`` when there is no room although nothing of this call is in flight (others hold all
     of it) for a second.
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(f"window={window!r} must be an int of 1 or more")
+    return _run_all(runtime, requests, window, timeout)
+
+
+def _run_all(
+    runtime: Runtime, requests: NDArray[np.void], window: int, timeout: float | None
+) -> Iterator[tuple[NDArray[np.intp], Completion]]:
     step = max(1, window // 4)
     todo = deque(np.arange(len(requests))[i : i + step] for i in range(0, len(requests), step))
     flying: deque[tuple[int, NDArray[np.intp]]] = deque()
