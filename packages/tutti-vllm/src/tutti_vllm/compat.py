@@ -8,15 +8,23 @@ import logging
 import re
 from typing import Any
 
-__all__ = ["SUPPORTED", "TESTED", "UnsupportedVllmError", "check_vllm", "join_vllm_log", "optional", "untested"]
+__all__ = [
+    "SUPPORTED",
+    "TESTED",
+    "UnsupportedVllmError",
+    "check_vllm",
+    "join_vllm_log",
+    "optional",
+    "untested",
+]
 
-SUPPORTED = (">=0.30", "<0.34")
-"""Versions whose connector interface is known."""
+SUPPORTED = (">=0.32", "<0.34")
+"""Versions whose connector interface is known; earlier ones do not say what tokens a block hash covers."""
 
-TESTED = ("0.30", "0.31", "0.32")
-"""Those of them whose engine was run with the connector; 0.32.0 is the one that every test runs."""
+TESTED = ("0.32",)
+"""Those of them whose engine the tests run; of the others only the source was read."""
 
-_FIRST, _BEYOND = (0, 30), (0, 34)
+_FIRST, _BEYOND = (0, 32), (0, 34)
 
 
 class UnsupportedVllmError(ImportError):
@@ -47,8 +55,8 @@ def untested(found: str) -> str | None:
     if release is not None and f"{release[0]}.{release[1]}" in TESTED:
         return None
     return (
-        f"Tutti: vLLM {found} was not run with this release of tutti-vllm, which was tested with"
-        f" {', '.join(TESTED)}; of 0.33 the interface was read."
+        f"Tutti: this release of tutti-vllm was tested with vLLM {', '.join(TESTED)}; of other supported"
+        f" versions, such as the {found} that is installed, only the interface was read."
     )
 
 

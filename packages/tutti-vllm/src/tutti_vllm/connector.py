@@ -3,17 +3,18 @@
 
 vLLM looks the class up here for the first time in the user's own process, before it starts any other and long
 before the model is loaded; it makes connectors only minutes later, in child processes whose errors reach the
-user as pages of tracebacks. So the look-up is where settings are checked.
+user as pages of tracebacks. So the look-up is where vLLM's version and the settings are checked.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tutti_vllm import connector_v1
-from tutti_vllm.opening import check_settings
+from tutti_vllm.compat import SUPPORTED, TESTED, check_vllm
+from tutti_vllm.opening import StartupError, check_settings
 
 if TYPE_CHECKING:
     from tutti_vllm.connector_v1 import TuttiConnectorV1
@@ -24,10 +25,28 @@ __all__ = ["TuttiConnectorV1"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _load()
     settings = _callers_settings(sys._getframe(1))
     if settings is not None:
         check_settings(settings)
-    return getattr(connector_v1, name)
+    return getattr(module, name)
+
+
+def _load() -> ModuleType:
+    """Import the connector. Ends the process with one line where it cannot work with this vLLM."""
+    try:
+        found = check_vllm()
+    except ImportError as error:
+        raise StartupError(error) from None
+    try:
+        return importlib.import_module("tutti_vllm.connector_v1")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "vllm":
+            raise
+        raise StartupError(
+            f"vLLM {found} lacks what tutti-vllm needs of it: {error}; use {','.join(SUPPORTED)}, best one of"
+            f" {', '.join(TESTED)}"
+        ) from None
 
 
 def _callers_settings(frame: FrameType) -> dict[str, Any] | None:

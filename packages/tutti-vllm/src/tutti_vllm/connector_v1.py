@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tutti_vllm.compat import check_vllm, join_vllm_log
+from tutti_vllm.compat import check_vllm, join_vllm_log, optional
 
 check_vllm()
 
@@ -22,7 +22,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from tutti_vllm import opening  # noqa: E402
 from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
@@ -86,7 +85,8 @@ class TuttiConnectorV1(KVConnectorBase_V1):
     It does not take part in vLLM's hybrid memory: vLLM then runs every model with one KV cache group.
     """
 
-    _cache_hit_source = CacheHitSource.DISK
+    # Newer than the oldest supported version, which does not look for it.
+    _cache_hit_source = getattr(optional("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "DISK", None)
     _open_worker = staticmethod(opening.open_worker)
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:

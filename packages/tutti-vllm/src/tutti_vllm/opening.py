@@ -18,7 +18,7 @@ from tutti_engine.store_roots import prepare_directory
 from tutti_engine.store_space import SpaceSettings
 from tutti_engine.store_view import LocalStoreView
 from tutti_engine.upkeep import Upkeep
-from tutti_vllm.compat import check_vllm
+from tutti_vllm.compat import check_vllm, untested
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
@@ -75,6 +75,9 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
         _refuse(settings, error)
         return None
     planner = side.engine.planner
+    news = untested(check_vllm())
+    if news is not None:
+        logger.warning("%s", news)
     logger.info(
         "Tutti: %d chunks of %d tokens are on disk, there is room for %d, in %s.",
         planner.resident_chunks,
