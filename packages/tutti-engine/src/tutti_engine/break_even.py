@@ -24,6 +24,9 @@ _CONVINCED = 5
 _ENOUGH = 3
 """Measurements before an estimate is believed."""
 
+_BELIEVABLE = 1e9
+"""Tokens or seconds that one measurement may have: sums of squares then stay far from what a float holds."""
+
 
 class TimeModel:
     """Time as a fixed part plus so much a token, fitted to measurements of which old ones fade.
@@ -40,7 +43,7 @@ class TimeModel:
 
     def note(self, tokens: float, seconds: float) -> bool:
         """Take a measurement; return False for one that means nothing, such as after a step of a clock."""
-        if not (math.isfinite(tokens) and math.isfinite(seconds) and tokens > 0 and seconds > 0):
+        if not (0 < tokens <= _BELIEVABLE and 0 < seconds <= _BELIEVABLE):
             return False
         if self.known:
             seconds = self._believable(tokens, seconds)

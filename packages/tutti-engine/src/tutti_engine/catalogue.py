@@ -122,13 +122,7 @@ class Catalogue:
         """
         path = Path(path)
         try:
-            connection = file.open_or_replace(path)
-            try:
-                file.apply_facts(connection, path, layout_facts)
-                meta = file.read_meta(connection)
-            except BaseException:
-                connection.close()
-                raise
+            connection, meta = file.open_or_replace(path, layout_facts)
         except (sqlite3.Error, OSError, DamagedError) as error:
             raise CatalogueError(
                 f"cannot open the catalogue {path}: {error}; check space and permissions of {path.parent}"
@@ -326,7 +320,10 @@ class Catalogue:
     # The writer thread. It alone uses the connection.
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Run ``function`` on the writer thread and return what it returns."""
+        """Run ``function`` on the writer thread and return what it returns.
+
+        A database that turns out damaged is replaced, and the new one asked.
+        """
         results: list[T] = []
         errors: list[BaseException] = []
         done = threading.Event()
@@ -335,7 +332,7 @@ class Catalogue:
             try:
                 if self._stopped:
                     raise CatalogueError("it is closed")
-                results.append(function())
+                results.append(self._on_sound(function))
             except BaseException as error:
                 errors.append(error)
             done.set()
@@ -349,6 +346,14 @@ class Catalogue:
         if errors:
             raise CatalogueError(f"cannot use the catalogue {self._path}: {errors[0]}") from errors[0]
         return results[0]
+
+    def _on_sound(self, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except Exception as error:
+            if not self._replaced(error):
+                raise
+        return function()
 
     def _run(self) -> None:
         try:
@@ -383,8 +388,12 @@ class Catalogue:
                 self._ahead.step(self._link.get())
         except Exception as error:
             self._ahead.stop_verifying()
-            if not self._replaced(error):
-                log.info("%s: work ahead of need failed: %s", self._path, error)
+            try:
+                if not self._replaced(error):
+                    log.info("%s: work ahead of need failed: %s", self._path, error)
+            except Exception as refusal:
+                # The thread must live on: commits see the damage as well, and try again.
+                log.warning("%s is damaged (%s) and cannot be replaced now: %s", self._path, error, refusal)
 
     def _is_idle(self) -> bool:
         with self._changed:

@@ -15,7 +15,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["Connection", "DamagedError", "Identity", "connect_to_read", "connect_to_write", "identify"]
+__all__ = [
+    "Connection",
+    "DamagedError",
+    "Identity",
+    "connect_to_read",
+    "connect_to_write",
+    "identify",
+    "refuse_links",
+]
 
 MAGIC = b"SQLite format 3\0"
 FORMAT_VERSIONS = (b"\1\1", b"\2\2")

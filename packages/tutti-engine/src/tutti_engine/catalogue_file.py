@@ -182,14 +182,30 @@ def set_patience(connection: Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {max(1, round(seconds * 1000))}")
 
 
-def open_or_replace(path: Path) -> Connection:
-    """Open ``path``; set a damaged or foreign file aside first, with one log line."""
+def open_or_replace(path: Path, facts: Mapping[str, Any]) -> tuple[Connection, dict[str, Any]]:
+    """Open ``path`` and return the connection and the settings; see ``apply_facts``.
+
+    A damaged or foreign file is set aside first, with one log line.
+    """
     try:
-        return connect(path)
-    except DamagedError as error:
+        return open_for(path, facts)
+    except (DamagedError, sqlite3.DatabaseError) as error:
+        if not is_damage(error):
+            raise
         aside = set_aside(path, NEWER if isinstance(error, NewerError) else DAMAGED)
         log.warning("%s cannot be used (%s): kept as %s, the store starts empty", path, error, aside.name)
-        return connect(path)
+        return open_for(path, facts)
+
+
+def open_for(path: Path, facts: Mapping[str, Any]) -> tuple[Connection, dict[str, Any]]:
+    """Open ``path`` for a store of these facts."""
+    connection = connect(path)
+    try:
+        apply_facts(connection, path, facts)
+        return connection, read_meta(connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 DAMAGED, NEWER = "damaged", "newer"
@@ -274,7 +290,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     """Return the table of settings; a value that is not JSON is left out."""
     meta: dict[str, Any] = {}
     for name, value in connection.execute("SELECT name, value FROM meta WHERE name <> ?", (TABLE_ID,)):
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             meta[name] = json.loads(value)
     return meta
 

@@ -54,7 +54,8 @@ class Mirror:
     def load(self, connection: sqlite3.Connection) -> Residents | None:
         """Return the residents by way of the table; None if there is no table that can be believed."""
         if self._num_slots < MIN_SLOTS:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             return None
         identity = file.table_id(connection)
         table = SlotTable.open(self._path, identity, self._num_slots, self._checksum_bytes)

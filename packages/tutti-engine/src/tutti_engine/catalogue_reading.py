@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from tutti_engine.catalogue_connection import connect_to_read
+from tutti_engine.catalogue_connection import connect_to_read, refuse_links
 from tutti_engine.catalogue_file import CATALOGUE_NAME
 from tutti_engine.catalogue_record import Record, as_records
 from tutti_engine.errors import CatalogueError
@@ -31,13 +31,15 @@ def reading(directory: Path | str) -> Iterator[sqlite3.Connection]:
     # Without a log nobody has the store open, and a reader need not make one to read.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     try:
+        # SQLite would follow a link, and wait for a FIFO's other end.
+        refuse_links(path)
         # Names of files are bytes, and need not be text.
         connection = connect_to_read(f"file:{quote(os.fsencode(path))}?{mode}", path, PATIENCE)
         try:
             yield connection
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
 
 

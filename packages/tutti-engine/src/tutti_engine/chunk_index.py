@@ -259,6 +259,10 @@ class ChunkIndex(ChunkPlaces):
         """Number of keys that are to stay."""
         return len(self._kept)
 
+    def not_kept(self, keys: Iterable[ChunkKey]) -> int:
+        """Return how many of some keys are not among those that are to stay."""
+        return len(set(keys) - self._kept)
+
     def admits(self, use: Use) -> bool:
         """Return whether the policy finds new chunks of a prompt worth the room of those that would go."""
         return self._policy.admits(use.mark, self._now(), self._pins)
@@ -343,8 +347,7 @@ class ChunkIndex(ChunkPlaces):
     def clear(self) -> None:
         """Forget every chunk. Pending stores end as failures; places being read leave later."""
         for slot in list(self._stored.values()):
-            if self._state[slot] == STORED:
-                self.drop(self._entry(slot))
+            self._remove(slot, evicted=False)
         for slot in list(self._pending.values()):
             if self._keys[slot] is not None:
                 self._forget_pending(slot)

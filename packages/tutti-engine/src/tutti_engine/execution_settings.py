@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from tutti_engine.verification import Verification, Verify
 
-__all__ = ["ExecutionSettings"]
+__all__ = ["MAX_SECONDS", "ExecutionSettings"]
+
+
+MAX_SECONDS = 1e6
+"""Longest deadline, some days: clocks and locks of the system cannot express any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,5 @@ class ExecutionSettings:
         if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
             kind = "number" if float in kinds else "whole number"
             raise ValueError(f"{name} must be a {kind} of at least {least}, not {value!r}")
+        if float in kinds and value > MAX_SECONDS:
+            raise ValueError(f"{name} must be at most {MAX_SECONDS:.0f} seconds, not {value!r}")

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +17,11 @@ from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue
 from tutti_engine.catalogue_file import MAX_KEY_BYTES, reserved_bytes
 from tutti_engine.catalogue_record import MAX_NUMBER
 from tutti_engine.catalogue_residents import Residents
-from tutti_engine.errors import CatalogueError, GeometryError
+from tutti_engine.errors import CatalogueError, GeometryError, TuttiError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
+from tutti_engine.slot_table import SLOT_TABLE_NAME
 from tutti_engine.store_capacity import (
     CHECKSUM_BYTES,
     NAMESPACE_FILE_BYTES,
@@ -35,6 +36,7 @@ from tutti_engine.store_roots import (
     prepare_roots,
     read_namespace,
     read_store_id,
+    refuse,
     trim_files,
     write_private,
 )
@@ -52,8 +54,19 @@ RETIRED_SHARE = 16
 def remove_stale_catalogues(directories: Sequence[Path]) -> None:
     """Remove the catalogues of when these later roots were first: their rows mean other places."""
     for directory in directories:
-        for tail in ("-wal", "-shm", ""):
-            (directory / f"{CATALOGUE_NAME}{tail}").unlink(missing_ok=True)
+        for name in (*(f"{CATALOGUE_NAME}{tail}" for tail in ("-wal", "-shm", "")), SLOT_TABLE_NAME):
+            (directory / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def told_as_root_error(directory: Path) -> Iterator[None]:
+    """Raise RootError, which every caller expects, for whatever else the system refuses at a start."""
+    try:
+        yield
+    except TuttiError:
+        raise
+    except OSError as error:
+        raise refuse(directory, str(error), error.errno) from error
 
 
 @dataclass(eq=False)
@@ -113,18 +126,21 @@ class LocalStore:
                 room is needed; None never removes any.
 
         Raises:
-            GeometryError: the capacity, or what others leave of it, is below one chunk.
-            RootError: a root is a link, no directory, or cannot be written.
+            GeometryError: the capacity, or what others leave of it, is below one chunk; or another number is
+                out of its range.
+            RootError: a root is a link, no directory, or cannot be read or written.
             StoreBusyError: a running process owns the store.
             CatalogueError: the catalogue's database cannot be made.
         """
         if ranks < 1:
             raise GeometryError(f"ranks must be at least 1, not {ranks}")
+        if reclaim_unused_days is not None and not reclaim_unused_days >= 0:
+            raise GeometryError(f"reclaim_unused_days must be 0 or more, not {reclaim_unused_days!r}")
         number, replicas = check_replica(replica)
         share = capacity_bytes // replicas
         chunks_that_fit(share, geometry=geometry, ranks=ranks, roots=len(roots))
         directories = prepare_roots(roots, store_name(namespace, number, replicas))
-        with contextlib.ExitStack() as stack:
+        with told_as_root_error(directories[0]), contextlib.ExitStack() as stack:
             owners = contextlib.ExitStack()
             stack.callback(owners.close)
             locks = [owners.enter_context(OwnerLock(directory)) for directory in directories]

@@ -19,6 +19,11 @@ __all__ = ["LOCK_NAME", "OwnerLock"]
 
 LOCK_NAME = "owner.lock"
 
+LOOK_SECONDS = 0.5
+"""Others lock the file for a moment to see whether it is owned: only who has it for longer is an owner."""
+
+LOOK_PAUSE = 0.01
+
 
 def process_start_ticks() -> int:
     """Return when this process started, in clock ticks since boot: tells a pid from its later namesake."""
@@ -40,26 +45,41 @@ class OwnerLock:
 
     def __init__(self, directory: Path | str) -> None:
         self.path = Path(directory) / LOCK_NAME
+        self._fd = -1
+        # First of all: a child that is forked meanwhile must not keep the lock either.
+        _held.add(self)
+        deadline = time.monotonic() + LOOK_SECONDS
+        while not self._try():
+            if time.monotonic() >= deadline:
+                pid, since = self._read_owner()
+                self.release()
+                who = "another process" if pid is None else f"process {pid}"
+                raise StoreBusyError(
+                    f"{self.path.parent} is in use by {who}{since}; stop it, give this server another root or"
+                    " let it only read",
+                    path=self.path,
+                    pid=pid,
+                )
+            self.release()
+            time.sleep(LOOK_PAUSE)
+
+    def _try(self) -> bool:
+        """Open the file and lock it; return whether it is locked and still the one at the path."""
         self._fd = self._open()
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.current:
+                # Somebody removed the store, and let go of the lock only then.
+                return False
             self._write_owner()
         except BlockingIOError:
-            pid, since = self._read_owner()
-            os.close(self._fd)
-            who = "another process" if pid is None else f"process {pid}"
-            raise StoreBusyError(
-                f"{self.path.parent} is in use by {who}{since}; stop it, give this server another root or let"
-                " it only read",
-                path=self.path,
-                pid=pid,
-            ) from None
+            return False
         except OSError as error:
-            os.close(self._fd)
+            self.release()
             raise RootError(
                 f"cannot lock {self.path}: {error.strerror}", path=self.path, errno=error.errno
             ) from error
-        _held.add(self)
+        return True
 
     def _open(self) -> int:
         try:

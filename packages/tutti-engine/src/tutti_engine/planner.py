@@ -226,9 +226,10 @@ class Planner:
         Raises ValueError when more than half of the places would be kept.
         """
         most = self._index.capacity // 2
-        if self._index.kept + len(keys) > most:
+        more = self._index.not_kept(keys)
+        if self._index.kept + more > most:
             raise ValueError(
-                f"cannot keep {len(keys)} more chunks beside {self._index.kept}: at most {most}, half of all"
+                f"cannot keep {more} more chunks beside {self._index.kept}: at most {most}, half of all"
             )
         self._index.keep(keys)
 
@@ -371,9 +372,12 @@ class Planner:
 
     @serial
     def complete_store(self, rank: int, result: StoreResult) -> bool:
-        """Take one rank's report; a chunk becomes a hit once every rank has made it durable."""
+        """Take one rank's report; a chunk becomes a hit once every rank has made it durable.
+
+        A report that comes twice counts once.
+        """
         store = self._stores.get(result.plan_id)
-        if store is None:
+        if store is None or rank in store.checksums:
             return False
         self._count("written_bytes", result.bytes_written)
         store.checksums[rank] = result.checksums

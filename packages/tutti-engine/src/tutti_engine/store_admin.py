@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == "remove":
             command.add_argument("--name", required=True, help="the store's directory name, as shown by list")
         if name == "gc":
-            command.add_argument("--unused-days", required=True, type=float)
+            command.add_argument("--unused-days", required=True, type=days)
     given = parser.parse_args(arguments)
     stores = other_stores([root.absolute() for root in given.roots])
     if given.command == "list":
@@ -57,6 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         print(f"removed {each.name}, {each.occupied} bytes")
     return 0
+
+
+def days(text: str) -> float:
+    """Return a number of days. Raises ValueError for one that would mean every store, or none."""
+    number = float(text)
+    if not number >= 0:
+        raise ValueError(text)
+    return number
 
 
 if __name__ == "__main__":

@@ -7,7 +7,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutti_engine.catalogue_file import CATALOGUE_NAME, DAMAGED, NEWER, remove_set_aside, reserved_bytes
+from tutti_engine.catalogue_file import (
+    CATALOGUE_NAME,
+    DAMAGED,
+    NEWER,
+    remove_set_aside,
+    reserved_bytes,
+    set_aside_numbers,
+)
 from tutti_engine.catalogue_mirror import MIN_SLOTS
 from tutti_engine.errors import GeometryError
 from tutti_engine.geometry import Geometry
@@ -98,5 +105,6 @@ def set_aside_bytes(directories: Sequence[Path]) -> int:
         path.lstat().st_blocks * 512
         for each in directories
         for kind in (DAMAGED, NEWER)
-        for path in each.glob(f"{CATALOGUE_NAME}.{kind}-*")
+        for files in set_aside_numbers(each / CATALOGUE_NAME, kind).values()
+        for path in files
     )

@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = "namespace.json"
 
+NAMESPACE_FILE_LIMIT = 1 << 20
+"""Bytes that are read of one; stores write some kilobytes."""
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""The system's own trouble, which says nothing about what lies there."""
+
 RANK_DIRECTORY = re.compile(r"rank-(0|[1-9][0-9]*)")
 SEGMENT_FILE = re.compile(r"(0|[1-9][0-9]*)\.seg")
 STORE_DIRECTORY = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}(-[0-9]+of[0-9]+)?")
@@ -132,18 +138,31 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_namespace(directory: Path) -> dict[str, Any]:
-    """Return a directory's ``namespace.json``; empty when there is none or it cannot be read."""
+    """Return a directory's ``namespace.json``; empty when there is none, or something that no store wrote.
+
+    Raises RootError when the system refuses to read it: what is there must not be taken for nothing.
+    """
+    path = directory / NAMESPACE_FILE
     try:
-        descriptor = os.open(directory / NAMESPACE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, encoding="ascii") as file:
-            document: Any = json.load(file)
-    except (OSError, ValueError):
-        return {}
+        # Opening a FIFO must not wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return {}
+            text = file.read(NAMESPACE_FILE_LIMIT + 1)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            return {}
+        raise refuse(directory, f"{path.name} cannot be read ({error.strerror})", error.errno) from error
+    document: Any = None
+    if len(text) <= NAMESPACE_FILE_LIMIT:
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(text.decode("ascii"))
     return document if isinstance(document, dict) else {}
 
 
 def read_store_id(directory: Path) -> str | None:
-    """Return the id in a directory's ``namespace.json``; None when there is none or it cannot be read."""
+    """Return the id in a directory's ``namespace.json``; None when there is none. Raises RootError."""
     store_id = read_namespace(directory).get("store_id")
     return store_id if isinstance(store_id, str) else None
 
@@ -171,11 +190,16 @@ def namespace_bytes(directory: Path) -> int:
 
 
 def plain_entries(directory: Path) -> list[os.DirEntry[str]]:
-    """Return a directory's files and directories without links; nothing when it cannot be read."""
+    """Return a directory's files and directories without links; nothing when it is not ours to read.
+
+    Raises RootError when the system cannot just now: what is there takes room all the same.
+    """
     try:
         with os.scandir(directory) as entries:
             return [each for each in entries if not each.is_symlink()]
-    except OSError:
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise refuse(directory, f"it cannot be read ({error.strerror})", error.errno) from error
         return []
 
 
@@ -207,20 +231,28 @@ def trim_files(layout: StoreLayout, ranks: int) -> None:
             for number in layout.files()
             if number % len(layout.directories) == root
         }
-        for rank_directory in directory.iterdir():
+        for rank_directory in listed(directory):
             match = RANK_DIRECTORY.fullmatch(rank_directory.name)
             if not match:
                 continue
             if rank_directory.is_symlink() or not rank_directory.is_dir():
                 raise refuse(rank_directory, "it is a symbolic link or no directory")
             surplus = int(match[1]) >= ranks
-            for path in rank_directory.iterdir():
+            for path in listed(rank_directory):
                 number = SEGMENT_FILE.fullmatch(path.name)
                 if number:
                     trim_file(path, 0 if surplus else wanted.get(number[1], 0))
             if surplus:
                 with contextlib.suppress(OSError):
                     rank_directory.rmdir()
+
+
+def listed(directory: Path) -> list[Path]:
+    """Return what lies in a directory. Raises RootError."""
+    try:
+        return list(directory.iterdir())
+    except OSError as error:
+        raise refuse(directory, f"it cannot be read ({error.strerror})", error.errno) from error
 
 
 def trim_file(path: Path, limit: int) -> None:

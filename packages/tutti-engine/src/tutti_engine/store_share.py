@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tutti_engine.catalogue_file import CATALOGUE_NAME, DAMAGED, NEWER
 from tutti_engine.errors import RootError, StoreBusyError
 from tutti_engine.owner import LOCK_NAME, OwnerLock
 from tutti_engine.slot_table import SLOT_TABLE_NAME
 from tutti_engine.store_roots import (
+    EXHAUSTED,
     NAMESPACE_FILE,
     RANK_DIRECTORY,
     SEGMENT_FILE,
@@ -110,10 +112,13 @@ def wait_for_lock(descriptor: int, path: Path) -> None:
 
 
 def is_owned(directory: Path) -> bool:
-    """Return whether a process has a store's directory open."""
+    """Return whether a process has a store's directory open. Raises RootError when nobody can tell now."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+        descriptor = os.open(directory / LOCK_NAME, flags)
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise refuse(directory, f"{LOCK_NAME}: {error.strerror}", error.errno) from error
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -126,10 +131,21 @@ def is_owned(directory: Path) -> bool:
     return False
 
 
+def namespace_of_other(directory: Path) -> dict[str, Any]:
+    """Return a foreign store's ``namespace.json``; empty when it is not ours to read. Raises RootError."""
+    try:
+        return read_namespace(directory)
+    except RootError as error:
+        if error.errno in EXHAUSTED:
+            raise
+        return {}
+
+
 def other_stores(roots: Sequence[Path], mine: Sequence[str] = ()) -> list[OtherStore]:
     """Return the stores in some roots but for those named ``mine``, the one unused for longest first.
 
-    Looks at what stores make and nothing else, follows no link and counts what it cannot read as nothing.
+    Looks at what stores make and nothing else, follows no link and counts what it must not read as nothing.
+    Raises RootError when the system cannot read now what it could else.
     """
     found: dict[str, OtherStore] = {}
     for root in roots:
@@ -139,7 +155,7 @@ def other_stores(roots: Sequence[Path], mine: Sequence[str] = ()) -> list[OtherS
             other = found.setdefault(directory.name, OtherStore(directory.name))
             other.directories.append(directory)
             other.occupied += namespace_bytes(directory)
-            reserved = read_namespace(directory).get("reserved_bytes")
+            reserved = namespace_of_other(directory).get("reserved_bytes")
             other.reserved += reserved if isinstance(reserved, int) and reserved > 0 else 0
             other.owned = other.owned or is_owned(directory)
             with contextlib.suppress(OSError):
@@ -195,7 +211,7 @@ def remove_store(other: OtherStore) -> None:
 
 def describe(other: OtherStore) -> str:
     """Return one line about a store for people."""
-    facts = read_namespace(other.directories[0]).get("facts")
+    facts = namespace_of_other(other.directories[0]).get("facts")
     state = (
         "in use" if other.owned else f"last used {time.strftime('%Y-%m-%d', time.localtime(other.used_at))}"
     )

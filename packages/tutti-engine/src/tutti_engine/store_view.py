@@ -20,7 +20,7 @@ from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.slot_table import Row
 from tutti_engine.store_capacity import CHECKSUM_BYTES
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout
 from tutti_engine.store_names import check_replica, layout_facts, store_name
 from tutti_engine.store_roots import absolute_roots, read_namespace
 
@@ -81,6 +81,10 @@ class LocalStoreView:
         chunks_per_file = meta.get("chunks_per_file")
         if not isinstance(chunks_per_file, int) or meta.get("store_id") != store_id:
             raise CatalogueError(f"the store in {directories[0]} is being made anew; try again")
+        if chunks_per_file < 1 or -(-num_chunks // len(roots)) > chunks_per_file * MAX_FILES_PER_ROOT:
+            raise CatalogueError(
+                f"{num_chunks} chunks of {chunks_per_file} a file are no store; is {directories[0]} damaged?"
+            )
         layout = StoreLayout(
             directories=tuple(map(str, directories)),
             num_layers=geometry.num_layers,
@@ -128,13 +132,13 @@ def fits(row: Row, layout: StoreLayout, ranks: int) -> bool:
 def read_records(layout: StoreLayout, ranks: int) -> Residents:
     """Return the sound rows of the catalogue as they are at one moment."""
     part = layout.num_layers * CHECKSUM_BYTES
-    found = Residents.from_rows([], ChecksumTable(layout.num_chunks, ranks, part))
     path = Path(layout.directories[0]) / CATALOGUE_NAME
     try:
+        found = Residents.from_rows([], ChecksumTable(layout.num_chunks, ranks, part))
         with reading(path.parent) as connection:
             rows = connection.execute("SELECT * FROM chunks")
             while some := rows.fetchmany(READ_ROWS):
                 found.extend([row for row in some if fits(row, layout, ranks)])
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError, OverflowError) as error:
         raise CatalogueError(f"cannot read the catalogue {path}: {error}") from error
     return found

@@ -150,3 +150,13 @@ def test_a_line_is_found_again(fixed: float, rate: float, sizes: list[int]) -> N
     for size in last:
         expected = fixed + rate * size
         assert expected / 3 < model.predict(size) < expected * 3
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-1, 10**400), st.floats()), max_size=30))
+def test_no_measurements_make_an_answer_that_is_no_number(notes: list[tuple[bool, int, float]]) -> None:
+    even = BreakEven()
+    for is_load, tokens, seconds in notes:
+        (even.note_load if is_load else even.note_compute)(tokens, seconds)
+    decision = even.should_load(1000)
+    for seconds in (decision.load_seconds, decision.compute_seconds):
+        assert seconds is None or (math.isfinite(seconds) and seconds >= 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,36 @@ def test_lock_in_a_deleted_directory_is_no_longer_current(tmp_path: Path, renewe
     assert not lock.current
     lock.release()
     assert not lock.current
+
+
+def test_a_look_at_the_lock_is_not_taken_for_an_owner(tmp_path: Path) -> None:
+    OwnerLock(tmp_path).release()
+    looking, looked = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with (tmp_path / LOCK_NAME).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            looking.set()
+            looked.wait(0.1)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert looking.wait(10)
+    OwnerLock(tmp_path).release()
+    thread.join()
+
+
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_not_owned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, path = fcntl.flock, tmp_path / LOCK_NAME
+
+    def flock(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        # Between opening and locking somebody removes the store.
+        path.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with OwnerLock(tmp_path) as lock:
+        assert lock.current

@@ -498,3 +498,13 @@ def test_what_was_stored_is_resident_or_was_counted_out():
     gone = sum(counters.get(f"{how}_chunks", 0) for how in ("evicted", "expired", "lost", "reset"))
     assert planner.resident_chunks == 0 and counters["evicted_chunks"] > 0 and counters["reset_chunks"] > 0
     assert 1 + counters["store_chunks"] == gone
+
+
+def test_a_rank_that_reports_twice_does_not_speak_for_the_other():
+    planner = Planner(GEOMETRY, range(8), ranks=2)
+    plan = planner.plan_store(candidates(b"a"))
+    assert not planner.complete_store(0, StoreResult(plan.plan_id, (SUM,)))
+    assert not planner.complete_store(0, StoreResult(plan.plan_id, (SUM,)))
+    assert planner.lookup_prefix([b"a"]) == 0
+    assert planner.complete_store(1, StoreResult(plan.plan_id, (SUM,)))
+    assert planner.lookup_prefix([b"a"]) == 1

@@ -15,6 +15,7 @@ from tutti_engine.backends.local_files import check_store, file_uri, prepare_fil
 from tutti_engine.backends.local_progress import Progress
 from tutti_engine.backends.local_transfer import Requests, Segments, Transfer
 from tutti_engine.errors import RootError
+from tutti_engine.execution_settings import MAX_SECONDS
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
 from tutti_engine.store_layout import StoreLayout
 
@@ -66,8 +67,8 @@ class LocalStoreBackend:
         runtime: tutti_runtime.Runtime | None = None,
         io_timeout: float = 30.0,
     ) -> None:
-        if io_timeout <= 0:
-            raise ValueError(f"io_timeout must be above 0 seconds, not {io_timeout}")
+        if not 0 < io_timeout <= MAX_SECONDS:
+            raise ValueError(f"io_timeout must be above 0 and at most {MAX_SECONDS:.0f}, not {io_timeout}")
         check_store(layout)
         paths = prepare_files(layout, rank)
         self.layout = layout

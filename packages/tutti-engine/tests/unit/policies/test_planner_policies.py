@@ -191,6 +191,14 @@ def test_no_more_than_half_of_the_places_can_be_kept():
         planner(places=8).keep_prefix([b"%d" % n for n in range(5)])
 
 
+def test_a_prefix_that_is_kept_again_counts_once():
+    planning = planner(places=8)
+    for _ in range(3):
+        planning.keep_prefix([b"a", b"b", b"c"])
+    with pytest.raises(ValueError, match="cannot keep 2 more chunks beside 3"):
+        planning.keep_prefix([b"a", b"x", b"y"])
+
+
 def test_a_damaged_chunk_s_children_are_stored_again_with_it():
     import errno
 
