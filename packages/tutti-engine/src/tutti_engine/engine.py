@@ -194,6 +194,13 @@ class TuttiEngine:
         """
         return tuple(self.executor.load(plan, (layer,)) for layer in self.geometry.held_layers)
 
+    def give_up_load(self, plan: LoadPlan) -> None:
+        """End a load early, for a server that cannot wait any longer or wants its pages back.
+
+        Once this returns nothing writes to them any more. The plan's result comes when its reads have ended.
+        """
+        self.executor.give_up(plan)
+
     def store(self, plan: StorePlan) -> None:
         """Copy a plan's pages now and write them in the background."""
         self.executor.store(plan)

@@ -164,6 +164,16 @@ class Executor:
         if transfer is not None:
             transfer.finish(ok=not job.errors)
 
+    def give_up(self, plan: LoadPlan) -> None:
+        """End a load early; once this returns nothing writes to its pages any more.
+
+        Its result still comes, once its reads have ended. A plan that has ended is left alone.
+        """
+        with self._idle:
+            job = self._load_jobs.get(plan.plan_id)
+        if job is not None:
+            job.give_up()
+
     def store(self, plan: StorePlan, layers: Sequence[int] | None = None) -> None:
         """Copy the pages of a plan, or of some layers of it, to staging slots and start to write them.
 

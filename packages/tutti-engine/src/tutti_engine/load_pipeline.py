@@ -226,8 +226,10 @@ class LoadPipeline:
         chosen = wave.choose(errors)
         if not chosen.positions:
             return
-        job.bytes_read += len(chosen.slots) * self._segment_bytes
-        self._scatter(job, wave.layers, chosen)
+        with job.pages() as mine:
+            if mine:
+                job.bytes_read += len(chosen.slots) * self._segment_bytes
+                self._scatter(job, wave.layers, chosen)
 
     def _scatter(self, job: LoadJob, layers: Sequence[int], chosen: Chosen) -> None:
         sums = self._expected(job, layers, chosen.positions) if self._verification.next() else None

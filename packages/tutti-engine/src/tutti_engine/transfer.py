@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tutti_engine.columns import pack_words
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
@@ -84,6 +85,24 @@ class LoadJob(_Job):
         self._busy_until = float("-inf")
         self._untried: set[int] = set()
         self._corrupt: set[int] = set()
+        self._pages = threading.Lock()
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """End the load early: once this returns, nothing writes to its pages any more.
+
+        Waits for a copy that is under way, never for a drive. Chunks whose last layer has not been copied are
+        reported as not tried.
+        """
+        with self._pages:
+            self._given_up = True
+        self.skip(range(len(self.plan.transfers)), errno.ECANCELED)
+
+    @contextlib.contextmanager
+    def pages(self) -> Iterator[bool]:
+        """Hold the right to write to the pages; False once the load was given up."""
+        with self._pages:
+            yield not self._given_up
 
     def skip(self, positions: Iterable[int], code: int) -> None:
         """Note that chunks were not read to their end, for which they are not to blame."""
