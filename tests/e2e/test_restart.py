@@ -15,6 +15,7 @@ def spec(model, root, **options):
         "root": str(root),
         "blocks_per_chunk": BLOCKS_PER_CHUNK,
         "strict": True,
+        "break_even": False,
     }
     return EngineSpec(str(model), connector, OPTIONS | options)
 

@@ -167,6 +167,16 @@ class BreakEven:
         with self._lock:
             return self._decide(tokens)
 
+    def load_seconds(self, tokens: int) -> float | None:
+        """Return how long a load of so many tokens is expected to take, None if too little was measured."""
+        with self._lock:
+            return self._load.predict(tokens) if self._load.known else None
+
+    def compute_seconds(self, tokens: int) -> float | None:
+        """Return how long computing so many tokens is expected to take, None if too little was measured."""
+        with self._lock:
+            return self._compute.predict(tokens) if self._compute.known else None
+
     def explain(self) -> str:
         """Return what is known, in one line."""
         with self._lock:

@@ -102,8 +102,11 @@ class TuttiConnectorV1(KVConnectorBase_V1):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return False: whole-request loads need no layer hooks."""
-        return False
+        """Return whether vLLM must call the layers' hooks: only where the user asks for layer-wise loads.
+
+        ``auto`` takes the graphs as they are: where they are full ones it loads whole requests.
+        """
+        return extra_config.get("load_mode") == "layerwise"
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -111,12 +114,16 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         return False
 
     def counters(self) -> dict[str, int]:
-        """Return this process's totals (see ``tutti_engine.planner.Planner``); empty on a worker's side.
+        """Return this process's totals (see ``SchedulerSide.counters``); empty on a worker's side.
 
-        The same counters, summed over the store's life, are in its catalogue:
+        The planner's, summed over the store's life, are in its catalogue:
         ``tutti_engine.catalogue.read_counters``.
         """
-        return {} if self._scheduler is None else self._scheduler.engine.planner.counters.snapshot()
+        return {} if self._scheduler is None else self._scheduler.counters()
+
+    def degraded(self) -> dict[str, str]:
+        """Return what the server does without at present, and why; see ``SchedulerSide.degraded``."""
+        return {} if self._scheduler is None else self._scheduler.degraded()
 
     def in_use(self) -> dict[str, int]:
         """Return what is held for requests and transfers on this side, by name; empty when idle."""
@@ -165,12 +172,14 @@ class TuttiConnectorV1(KVConnectorBase_V1):
             self._scheduler.add_request(request)
 
     @contained(lambda: (0, False))
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Return how many tokens can be loaded beyond the local hit, and that loading is asynchronous."""
-        if self._scheduler is None:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens will be loaded beyond the local hit, and whether asynchronously.
+
+        None makes vLLM ask again in its next step.
+        """
+        if self._scheduler is None or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
-        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return self._scheduler.promise(request, num_computed_tokens)
 
     @contained(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -217,11 +226,13 @@ class TuttiConnectorV1(KVConnectorBase_V1):
 
     # Worker.
 
+    @contained(lambda: None)
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the paged KV cache of this rank."""
         if self._worker is not None:
             opening.register(self._worker, self._vllm_config, self._kv_cache_config, kv_caches)
 
+    @contained(lambda: None)
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's orders: the only callback that surely comes before everything else of a step."""
         super().bind_connector_metadata(connector_metadata)
@@ -234,8 +245,11 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         if self._worker is not None:
             self._worker.start_loads()
 
+    @contained(lambda: None)
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: requests run only after their whole load."""
+        """Wait until the layer's pages may be read."""
+        if self._worker is not None:
+            self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: pages are copied once a step, in ``wait_for_save``."""

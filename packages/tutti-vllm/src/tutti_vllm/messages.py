@@ -17,17 +17,19 @@ __all__ = ["RequestLoad", "StepOrders", "StepReport"]
 
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
-    """A load that one request waits for.
+    """A load of one request, which waits for it; or, layer-wise, whose step does.
 
     Attributes:
         request_id: vLLM's id of the request.
         block_ids: blocks that the load was promised to fill.
         plan: how; None if it could not be made, then the blocks are reported as failed.
+        layerwise: whether the step that carries the order computes with these blocks.
     """
 
     request_id: str
     block_ids: tuple[int, ...]
     plan: LoadPlan | None
+    layerwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tutti_engine.store_view import LocalStoreView
 from tutti_engine.upkeep import Upkeep
 from tutti_vllm.compat import check_vllm, untested
 from tutti_vllm.identity import make_geometry, make_namespace
+from tutti_vllm.load_mode import LoadRules, why_not_layerwise
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.status_line import StatusLine
@@ -151,7 +152,7 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
                 layer_name=name,
             )
             layers[name] = kv_caches[name], layout
-        side.register(KernelMover(kernels.PagedCache.from_layouts(layers)))
+        side.register(KernelMover(kernels.PagedCache.from_layouts(layers)), names)
     if reasons:
         side.refuse(reasons[0])
 
@@ -196,12 +197,36 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
         # The planner and its upkeep have taken over what they need.
         store.records.clear()
         hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
-        side = SchedulerSide(engine, store.layout, hash_tokens=hash_tokens, close=upkeep.close)
+        side = SchedulerSide(
+            engine,
+            store.layout,
+            hash_tokens=hash_tokens,
+            close=upkeep.close,
+            rules=_load_rules(settings, vllm_config, geometry),
+        )
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
         return side
     except BaseException:
         store.close()
         raise
+
+
+def _load_rules(settings: Settings, vllm_config: Any, geometry: Geometry) -> LoadRules:
+    graphs = vllm_config.compilation_config.cudagraph_mode
+    why_not = why_not_layerwise(
+        settings.load_mode,
+        # A version that does not say is taken to overlap its steps.
+        concurrent_steps=getattr(vllm_config, "max_concurrent_batches", 2),
+        full_graphs=graphs is not None and graphs.has_full_cudagraphs(),
+    )
+    if settings.load_mode == "layerwise" and why_not is not None:
+        logger.warning("Tutti: load_mode is 'layerwise', but loads are asynchronous: %s.", why_not)
+    return LoadRules(
+        mode=settings.load_mode,
+        break_even=settings.break_even,
+        layerwise=why_not is None,
+        max_tokens=settings.max_loading_bytes // geometry.chunk_bytes * geometry.chunk_tokens,
+    )
 
 
 def _open_store(

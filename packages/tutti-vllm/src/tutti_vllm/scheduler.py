@@ -13,9 +13,11 @@ from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
+from tutti_vllm.prefill_times import Prefill, PrefillTimes
 
 __all__ = ["Request", "SchedulerSide"]
 
@@ -47,6 +49,13 @@ class _Tracked:
     loads: bool = True
     # After a reset nobody knows whether what was computed before is still right.
     stores: bool = True
+    # Stands until the request is admitted, or its hit is another one.
+    choice: Choice | None = None
+    # What vLLM was told last.
+    layerwise: bool = False
+    # Whether its first step is behind it, and what is measured of its prefill.
+    started: bool = False
+    prefill: Prefill | None = None
 
 
 class SchedulerSide:
@@ -59,6 +68,7 @@ class SchedulerSide:
         *,
         hash_tokens: int,
         close: Callable[[], None] = lambda: None,
+        rules: LoadRules | None = None,
     ) -> None:
         """Make the scheduler's side.
 
@@ -67,6 +77,7 @@ class SchedulerSide:
             layout: where workers find the store; sent to them with their first orders.
             hash_tokens: tokens that one of a request's block hashes stands for.
             close: called once at shutdown.
+            rules: how hits are loaded; by default as ``LoadRules`` says.
         """
         self._engine = engine
         self.meter = SchedulerMeter(engine)
@@ -78,6 +89,10 @@ class SchedulerSide:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
+        self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
+        self._prefills = PrefillTimes(engine.note_compute)
+        # Requests that the last step computed.
+        self._computing = 0
         self._broken: str | None = None
         self._announced = False
 
@@ -86,13 +101,43 @@ class SchedulerSide:
         """The engine that plans."""
         return self._engine
 
+    def counters(self) -> dict[str, int]:
+        """Return this process's totals: the planner's, ``BreakEven``'s and ``LoadChooser``'s."""
+        counters = (self._engine.planner.counters, self._engine.break_even.counters, self._chooser.counters)
+        return {name: total for each in counters for name, total in each.snapshot().items()}
+
     def add_request(self, request: Request) -> None:
         """Start to look after a request."""
         self._tracked[request.request_id] = _Tracked(request)
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its transfers under way end by themselves."""
-        self._tracked.pop(request_id, None)
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None and tracked.prefill is not None:
+            self._prefills.end(tracked.prefill, tracked.request.num_tokens)
+
+    def promise(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens beyond ``local_tokens`` will be loaded, and whether beside the steps.
+
+        None stands for a hit that has to wait, because enough loads are on their way. vLLM may ask as often
+        as it likes: a request's answer changes only with what is stored and what is being loaded.
+        """
+        tokens = self.matched_tokens(request, local_tokens)
+        if not tokens:
+            return 0, False
+        tracked = self._tracked[request.request_id]
+        choice = tracked.choice
+        if choice is None or choice.tokens != tokens:
+            rest = request.num_tokens - local_tokens - tokens
+            choice = tracked.choice = self._chooser.choose(tokens, rest, self._computing)
+            logger.debug("Tutti: %s, %d tokens: %s", request.request_id, tokens, choice.why)
+        if not choice.load:
+            return 0, False
+        if self._chooser.is_full(tokens):
+            return None, False
+        # Reads go in order: a step behind others' loads would wait for those as well.
+        tracked.layerwise = choice.layerwise and not self._chooser.parked
+        return tokens, not tracked.layerwise
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int:
         """Return how many tokens beyond ``local_tokens`` can be loaded.
@@ -118,7 +163,10 @@ class SchedulerSide:
             block_ids: its whole block table; the local hit comes first.
             external_tokens: tokens that were promised and accepted.
         """
-        start = self._tracked[request.request_id].local_tokens // self._block_tokens
+        tracked = self._tracked[request.request_id]
+        # The next admission, after a preemption, is another matter.
+        tracked.choice = None
+        start = tracked.local_tokens // self._block_tokens
         stop = start + external_tokens // self._block_tokens
         wanted = tuple(block_ids[start:stop])
         try:
@@ -132,7 +180,7 @@ class SchedulerSide:
                     (key, (_blocks_between(block_ids, chunk * per_chunk, per_chunk, start, stop),))
                     for chunk, key in enumerate(keys, start=first)
                 ],
-                self._use_of(self._tracked[request.request_id], external_tokens),
+                self._use_of(tracked, external_tokens),
             )
         except Exception as error:
             # The tokens were promised: the workers have to report them as failed.
@@ -140,7 +188,8 @@ class SchedulerSide:
             plan = None
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
-        self._loads.append(RequestLoad(request.request_id, wanted, plan))
+            self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
+        self._loads.append(RequestLoad(request.request_id, wanted, plan, tracked.layerwise))
 
     def build_orders(
         self,
@@ -156,6 +205,7 @@ class SchedulerSide:
             block_ids_of: returns a scheduled request's block table.
         """
         first, self._announced = not self._announced, True
+        self._computing = len(scheduled_tokens)
         loads, self._loads = tuple(self._loads), []
         stores: tuple[StorePlan, ...] = ()
         try:
@@ -186,10 +236,27 @@ class SchedulerSide:
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping although no request needs it.
 
-        Stores are still to be reported; or no step has told the workers yet where the store is, and they had
-        better open it before the first request waits for that.
+        Stores, or loads that nobody waits for any more, are still to be reported; or no step has told the
+        workers yet where the store is, and they had better open it before the first request waits for that.
         """
-        return self._engine.planner.pending_stores > 0 or not self._announced
+        planner = self._engine.planner
+        return planner.pending_stores > 0 or planner.pending_loads > 0 or not self._announced
+
+    def degraded(self) -> dict[str, str]:
+        """Return what the server does without at present, and why; empty when all is well.
+
+        Keys: ``load`` and ``store`` (a breaker is open: after repeated errors only a probe now and then goes
+        through), ``cache`` (a rank cannot use it at all).
+        """
+        planner = self._engine.planner
+        state = {}
+        if planner.load_breaker.is_open:
+            state["load"] = "loads failed repeatedly"
+        if planner.store_breaker.is_open:
+            state["store"] = "stores failed repeatedly"
+        if self._broken is not None:
+            state["cache"] = self._broken
+        return state
 
     def in_use(self) -> dict[str, int]:
         """Return what is held for requests and transfers, by name; all 0 when idle."""
@@ -223,6 +290,7 @@ class SchedulerSide:
             tracked.loads = False
         if self._engine.complete_load(result):
             self._loading.pop(result.plan_id, None)
+            self._chooser.end(result.plan_id)
 
     def _plan_stores(
         self,
@@ -235,10 +303,14 @@ class SchedulerSide:
         uses = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or not tracked.stores:
+            if tracked is None:
+                continue
+            if tracked.prefill is not None or not tracked.started:
+                self._time_prefill(tracked)
+            use = self._use_of(tracked)
+            if not tracked.stores:
                 continue
             sure = tokens - len(draft_tokens.get(request_id, ()))
-            use = self._use_of(tracked)
             completed = self._completed_chunks(tracked, sure, block_ids_of)
             if completed:
                 uses.append(use)
@@ -250,6 +322,15 @@ class SchedulerSide:
                 )
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         return () if plan is None else (plan,)
+
+    def _time_prefill(self, tracked: _Tracked) -> None:
+        request = tracked.request
+        tracked.started = True
+        if tracked.prefill is not None:
+            if self._prefills.end(tracked.prefill, request.num_tokens):
+                tracked.prefill = None
+        elif not tracked.layerwise:
+            tracked.prefill = self._prefills.begin(request.num_computed_tokens, request.num_tokens)
 
     def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:
         """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""
@@ -268,6 +349,8 @@ class SchedulerSide:
         # existed.
         first = min(tracked.next_store_chunk, request.num_computed_tokens // self._chunk_tokens)
         last = (request.num_computed_tokens + tokens) // self._chunk_tokens
+        if last <= first:
+            return []
         keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
         tracked.next_store_chunk = first + len(keys)
         if all(self._engine.planner.is_known(key) for key in keys):

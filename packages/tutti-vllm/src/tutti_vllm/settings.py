@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine import PolicySettings
+from tutti_vllm.load_mode import LOAD_MODES
 
 __all__ = ["Settings", "SettingsError"]
 
@@ -40,6 +41,12 @@ class Settings:
         replicas: equal servers that run side by side and share the capacity; 0 takes vLLM's
             ``data_parallel_size``.
         log_interval_seconds: how often one line tells what the cache did, if it did anything; 0 never.
+        load_mode: ``auto``, ``async`` or ``layerwise``: whether a request waits for its load beside the
+            server's steps, or its first step waits for each layer. ``layerwise`` makes vLLM do without full
+            CUDA graphs; ``auto`` chooses by measured times and changes nothing about graphs.
+        break_even: whether a hit that takes longer to load than to compute is left alone.
+        max_loading_bytes: bytes a rank that may be on their way to the KV cache at a time; further hits wait
+            for their turn. One load may always start.
     """
 
     capacity_bytes: int
@@ -52,6 +59,9 @@ class Settings:
     read_only: bool = False
     replicas: int = 0
     log_interval_seconds: int = 60
+    load_mode: str = "auto"
+    break_even: bool = True
+    max_loading_bytes: int = 1 << 30
     policies: PolicySettings = field(default_factory=PolicySettings)
 
     @classmethod
@@ -77,6 +87,9 @@ class Settings:
             read_only=_truth(extra, "read_only", default=False),
             replicas=_whole_number(extra, "replicas", minimum=0, default=0),
             log_interval_seconds=_whole_number(extra, "log_interval_seconds", minimum=0, default=60),
+            load_mode=_choice(extra, "load_mode", LOAD_MODES),
+            break_even=_truth(extra, "break_even", default=True),
+            max_loading_bytes=_whole_number(extra, "max_loading_bytes", minimum=1, default=1 << 30),
             policies=_policies(extra),
         )
 

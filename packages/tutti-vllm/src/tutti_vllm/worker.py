@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tutti_engine import SKIP_BLOCK, LoadPlan, LoadResult, Mover, StorePlan, StoreResult, TuttiEngine
 from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import WorkerMeter
 from tutti_vllm.payload import Payload
@@ -40,15 +41,19 @@ class WorkerSide:
         self._engine: TuttiEngine | None = None
         self._unusable: str | None = None
         self._orders = StepOrders()
+        self._layers = LayerLoads(())
+        # Whether the step has computed with pages that were not right.
+        self._tainted = False
         self._waiting: dict[int, RequestLoad] = {}
         self._refused: list[Result] = []
         self._results: list[Result] = []
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
 
-    def register(self, mover: Mover) -> None:
-        """Take the way to reach this rank's pages."""
+    def register(self, mover: Mover, layer_names: Sequence[str] = ()) -> None:
+        """Take the way to reach this rank's pages, and vLLM's names of its layers in the mover's order."""
         self._mover = mover
+        self._layers = LayerLoads(layer_names)
 
     def refuse(self, reason: str) -> None:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
@@ -56,6 +61,9 @@ class WorkerSide:
 
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
+        self._settle_layers()
+        self._layers.begin_step()
+        self._tainted = False
         self._orders = orders
         if orders.layout is not None:
             # A plan that needs the store and does not get it says why.
@@ -65,23 +73,35 @@ class WorkerSide:
     def start_loads(self) -> None:
         """Start the step's loads; called before or after the layers ran, or in a step without any."""
         loads, self._orders = self._orders.loads, StepOrders(self._orders.layout, (), self._orders.stores)
+        planned = [load for load in loads if load.plan is not None]
+        # A step waits for its layer-wise loads, so they go first.
+        self._start_by_layers([load for load in planned if load.layerwise])
         for load in loads:
             if load.plan is None:
-                self._received.add(load.request_id)
-                self._bad_blocks.update(load.block_ids)
-                continue
-            self._waiting[load.plan.plan_id] = load
-            self._meter.begin_load(load.plan.plan_id)
-            self._execute(load.plan)
+                self._fail(load)
+            elif not load.layerwise:
+                self._waiting[load.plan.plan_id] = load
+                self._meter.begin_load(load.plan.plan_id)
+                self._execute(load.plan)
+
+    def wait_for_layer(self, name: str) -> None:
+        """Return once a layer's pages may be read."""
+        self._layers.wait(name)
 
     def finish_step(self) -> None:
         """Copy the pages of the step's stores; vLLM may reuse them as soon as this returns."""
+        self._settle_layers()
         stores, self._orders = self._orders.stores, StepOrders(self._orders.layout)
         for plan in stores:
-            self._execute(plan)
+            if self._tainted:
+                # Some of what the step computed went on from pages that are not right.
+                self._refuse(plan, errno.ECANCELED)
+            else:
+                self._execute(plan)
 
     def collect(self) -> None:
-        """Take up what has ended since the last call."""
+        """Take up what has ended since the last call, and all loads that the step waited for."""
+        self._settle_layers()
         results, self._refused = self._refused, []
         if self._engine is not None:
             results += self._engine.take_results()
@@ -133,6 +153,46 @@ class WorkerSide:
         if engine is not None and not engine.shutdown(timeout):
             logger.warning("Tutti: transfers were still under way after %.0f s; they are given up.", timeout)
 
+    def _start_by_layers(self, loads: Sequence[RequestLoad]) -> None:
+        if not loads:
+            return
+        plans = [load.plan for load in loads if load.plan is not None]
+        for plan, load in zip(plans, loads, strict=True):
+            self._waiting[plan.plan_id] = load
+            self._meter.begin_load(plan.plan_id)
+        try:
+            self._layers.start(self._opened(self._orders.layout), plans)
+        except Exception as error:
+            logger.warning("Tutti: rank %d cannot use the store: %s", self._rank, error)
+            self._tainted = True
+            for plan in plans:
+                self._refuse(plan, getattr(error, "errno", None) or errno.EIO)
+
+    def _settle_layers(self) -> None:
+        lost, tainted = self._layers.settle()
+        self._tainted |= tainted
+        for plan_id in lost:
+            load = self._waiting.pop(plan_id, None)
+            if load is not None:
+                self._fail(load)
+
+    def _fail(self, load: RequestLoad) -> None:
+        """Report all blocks of a load; vLLM must hear of a request only if it waits outside of the steps."""
+        self._bad_blocks.update(load.block_ids)
+        if load.layerwise:
+            self._tainted = True
+        else:
+            self._received.add(load.request_id)
+
+    def _refuse(self, plan: LoadPlan | StorePlan, code: int) -> None:
+        """Report a plan as ended although it was not tried."""
+        count = len(plan.transfers)
+        self._refused.append(
+            LoadResult(plan.plan_id, tuple(range(count)), code, untried=tuple(range(count)))
+            if isinstance(plan, LoadPlan)
+            else StoreResult(plan.plan_id, (None,) * count, errno=code)
+        )
+
     def _execute(self, plan: LoadPlan | StorePlan) -> None:
         """Start a plan; one that cannot be started has ended, badly."""
         try:
@@ -143,13 +203,7 @@ class WorkerSide:
                 engine.store(plan)
         except Exception as error:
             logger.warning("Tutti: rank %d cannot use the store: %s", self._rank, error)
-            code = getattr(error, "errno", None) or errno.EIO
-            count = len(plan.transfers)
-            self._refused.append(
-                LoadResult(plan.plan_id, tuple(range(count)), code, untried=tuple(range(count)))
-                if isinstance(plan, LoadPlan)
-                else StoreResult(plan.plan_id, (None,) * count, errno=code)
-            )
+            self._refuse(plan, getattr(error, "errno", None) or errno.EIO)
 
     def _opened(self, layout: StoreLayout | None) -> TuttiEngine:
         if self._engine is None:
@@ -161,8 +215,12 @@ class WorkerSide:
         return self._engine
 
     def _end_load(self, result: LoadResult) -> None:
-        load = self._waiting.pop(result.plan_id)
-        self._received.add(load.request_id)
+        load = self._waiting.pop(result.plan_id, None)
+        if load is None:
+            # It was given up, and its blocks may belong to somebody else by now.
+            return
+        if not load.layerwise:
+            self._received.add(load.request_id)
         assert load.plan is not None
         for position in result.failed:
             blocks = load.plan.transfers[position].block_ids[0]

@@ -25,8 +25,8 @@ from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorker
 from tutti_vllm.prom_metrics import TuttiPromMetrics
 from tutti_vllm.stats import TuttiStats
 
-OWN = {"counters", "in_use"}
-"""Public methods that vLLM never calls. Any other one without a base method waits for a call in vain."""
+OWN = {"counters", "degraded", "in_use", "restore_kv_caches", "supports_sleep_mode", "unregister_kv_caches"}
+"""Public methods that vLLM never calls, or only 0.33. Any other without a base method waits in vain."""
 
 HOOKS = """
 bind_connector_metadata bind_gpu_block_pool bind_kv_cache_manager build_connector_meta
@@ -148,7 +148,7 @@ READ = (
     (KVConnectorOutput, """finished_sending finished_recving failed_recving kv_connector_stats
         kv_connector_worker_meta invalid_block_ids"""),
     (Request, """request_id num_tokens num_computed_tokens block_hashes cache_salt lora_request
-        pooling_params prompt_embeds all_token_ids"""),
+        pooling_params prompt_embeds all_token_ids skip_reading_prefix_cache"""),
     (KVCacheConfig, "kv_cache_groups kv_cache_tensors kv_cache_layout num_blocks hash_block_size"),
     (KVTransferConfig, "kv_connector_extra_config kv_load_failure_policy"),
     (ParallelConfig, "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_index"),

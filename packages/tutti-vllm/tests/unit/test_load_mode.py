@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a hit is loaded, and how."""
+
+import pytest
+
+from tutti_engine.break_even import BreakEven
+from tutti_vllm.load_mode import FORGET_SECONDS, LoadChooser, LoadRules, why_not_layerwise
+from tutti_vllm.prefill_times import PrefillTimes
+
+
+def measured(load_us, compute_us):
+    """A break-even that knows how many microseconds a token takes."""
+    known = BreakEven()
+    for tokens in (100, 200, 400, 800):
+        known.note_load(tokens, tokens * load_us * 1e-6)
+        known.note_compute(tokens, tokens * compute_us * 1e-6)
+    return known
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def chooser(known=None, **rules):
+    clock = Clock()
+    made = LoadChooser(BreakEven() if known is None else known, LoadRules(**rules), clock)
+    made.clock = clock
+    return made
+
+
+def test_a_hit_that_takes_longer_than_computing_is_refused_and_counted():
+    known = measured(load_us=50, compute_us=20)
+    choice = chooser(known).choose(1000, 100, 0)
+    assert not choice.load
+    assert "1000 tokens" in choice.why and choice.why.startswith("compute")
+    assert known.counters["break_even_refused"] == 1
+
+
+def test_break_even_can_be_switched_off():
+    known = measured(load_us=50, compute_us=20)
+    assert chooser(known, break_even=False).choose(1000, 100, 0).load
+    assert known.counters.snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("load_us", "rest", "others", "layerwise"),
+    [
+        (10, 1000, 5, True),  # 10 ms of load hide behind 100 ms of computing
+        (50, 300, 5, False),  # 50 ms of load, 30 ms of computing: others would wait 20 ms
+        (50, 300, 0, True),  # nobody waits, and 20 ms are short
+        (99, 1, 0, True),
+        (99, 1, 1, False),
+    ],
+)
+def test_auto_goes_by_what_others_would_wait(load_us, rest, others, layerwise):
+    choice = chooser(measured(load_us, compute_us=100)).choose(1000, rest, others)
+    assert choice.load
+    assert choice.layerwise is layerwise
+    assert ("layer-wise" if layerwise else "async") in choice.why
+
+
+def test_auto_does_not_let_a_server_stand_still_for_a_long_load():
+    assert not chooser(measured(load_us=90, compute_us=100)).choose(100_000, 1, 0).layerwise
+
+
+def test_auto_counts_what_is_on_its_way_before():
+    made = chooser(measured(load_us=50, compute_us=100))
+    assert made.choose(1000, 600, 3).layerwise
+    made.begin(1, 1000, parked=False)
+    assert not made.choose(1000, 600, 3).layerwise
+    made.end(1)
+    assert made.choose(1000, 600, 3).layerwise
+
+
+def test_without_measurements_nobody_has_to_wait_for_a_load():
+    choice = chooser().choose(1000, 1000, 0)
+    assert choice.load and not choice.layerwise
+
+
+@pytest.mark.parametrize("mode", ["async", "layerwise"])
+def test_a_mode_that_the_user_chose_is_kept(mode):
+    assert chooser(mode=mode).choose(10**6, 1, 50).layerwise is (mode == "layerwise")
+
+
+def test_no_mode_makes_steps_wait_that_cannot():
+    assert not chooser(measured(1, 100), layerwise=False).choose(1000, 1000, 0).layerwise
+    assert not chooser(mode="layerwise", layerwise=False).choose(1000, 1000, 0).layerwise
+
+
+def test_loads_beyond_the_bound_wait_and_a_single_one_never_does():
+    made = chooser(max_tokens=1000)
+    assert not made.is_full(5000)
+    made.begin(1, 600, parked=True)
+    assert not made.is_full(400)
+    assert made.is_full(401)
+    assert made.counters["load_turn_waits"] == 1
+    made.end(1)
+    assert not made.is_full(401)
+
+
+def test_a_load_that_nobody_reports_does_not_hold_back_others_for_ever():
+    made = chooser(max_tokens=1000)
+    made.begin(1, 1000, parked=True)
+    assert made.is_full(1) and made.parked
+    made.clock.now += FORGET_SECONDS + 1
+    assert not made.is_full(1) and not made.parked
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "graphs", "reason"),
+    [
+        ("auto", 1, False, None),
+        ("layerwise", 1, False, None),
+        ("async", 1, False, "load_mode"),
+        ("auto", 2, False, "before the last one has ended"),
+        ("layerwise", 2, False, "before the last one has ended"),
+        ("auto", 1, True, "CUDA graphs"),
+    ],
+)
+def test_where_steps_can_wait(mode, steps, graphs, reason):
+    why = why_not_layerwise(mode, concurrent_steps=steps, full_graphs=graphs)
+    assert why is None if reason is None else reason in why
+
+
+def test_prefills_are_timed_until_the_first_new_token_is_known():
+    noted, clock = [], Clock()
+    times = PrefillTimes(lambda *what: noted.append(what), clock)
+    prefill = times.begin(256, 1000)
+    clock.now += 2
+    assert not times.end(prefill, 1000), "still computing, or aborted"
+    clock.now += 1
+    assert times.end(prefill, 1001)
+    assert noted == [(744, 3.0)]
