@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines for the serving benchmarks, each in a process of its own: vLLM alone, with Tutti, with a peer.
+
+Run as a program this is the other end: it reads what to start and what to ask from standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MARK = "tutti-answers "
+
+# vLLM's scheduler and workers run in processes of their own, as in a server. In one process vLLM's loop would
+# spin while loads are under way and keep the interpreter from those who do them.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    # By itself vLLM computes with fewer threads without a connector than with one.
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of some prompts.
+
+    Attributes:
+        seconds: until the last answer.
+        first_token_seconds: of each prompt, from when it was given.
+        hit_tokens: of each prompt, those that were not computed.
+        tokens: of each prompt, the answer.
+    """
+
+    seconds: float
+    first_token_seconds: list[float]
+    hit_tokens: list[int]
+    tokens: list[list[int]]
+
+
+def alone() -> None:
+    """Return the connector of vLLM alone: none."""
+    return
+
+
+def tutti(root: Path, capacity_bytes: int = 8 << 30, **settings: Any) -> dict[str, Any]:
+    """Return the settings of Tutti on a directory."""
+    return {
+        "kv_connector": "TuttiConnectorV1",
+        "kv_connector_module_path": "tutti_vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"capacity_bytes": capacity_bytes, "root": str(root), "strict": True}
+        | settings,
+    }
+
+
+def offloading(root: Path, *, host_bytes: int, blocks_per_chunk: int) -> dict[str, Any]:
+    """Return the settings of vLLM's OffloadingConnector with its file-system tier on a directory."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "cpu_tiering_spec",
+            "cpu_bytes_to_use": host_bytes,
+            "blocks_per_chunk": blocks_per_chunk,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(root)}],
+        },
+    }
+
+
+def occupied(folder: Path) -> int:
+    """Return the bytes that files below a folder take."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def wait_for_quiet(folder: Path) -> None:
+    """Wait until a store grows no more: both connectors write on after the last answer."""
+    last, since = -1, time.monotonic()
+    while time.monotonic() - since < 0.5:
+        now = occupied(folder)
+        if now != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
+class EngineProcess:
+    """A running engine that answers prompts one after the other or all at once."""
+
+    def __init__(self, model: Path, connector: dict[str, Any] | None, **options: Any) -> None:
+        arguments: dict[str, Any] = {
+            "model": str(model),
+            "dtype": "float32",
+            "block_size": 32,
+            "max_num_seqs": 8,
+            "enforce_eager": True,
+            "disable_log_stats": False,
+            "skip_tokenizer_init": True,
+        } | options
+        if connector is not None:
+            arguments["kv_transfer_config"] = connector
+        here = str(Path(__file__).resolve().parent)
+        path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())],
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._send(arguments)
+
+    def ask(self, prompts: list[list[int]], max_tokens: int, *, at_once: bool) -> Answers:
+        """Return the greedy answers. Raises RuntimeError with the engine's output if it ended."""
+        self._send({"prompts": prompts, "max_tokens": max_tokens, "at_once": at_once})
+        assert self._process.stdout is not None
+        output = []
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return Answers(**json.loads(line.removeprefix(MARK)))
+            output.append(line)
+        raise RuntimeError(f"the engine ended with code {self._process.wait()}:\n{''.join(output)}")
+
+    def close(self) -> None:
+        """End the engine."""
+        self._process.communicate()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def answer(llm: Any, prompts: list[list[int]], max_tokens: int, *, at_once: bool) -> Answers:
+    """Ask a running engine."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    outputs = []
+    begin = time.perf_counter()
+    for group in [prompts] if at_once else [[prompt] for prompt in prompts]:
+        outputs += llm.generate([{"prompt_token_ids": prompt} for prompt in group], sampling, use_tqdm=False)
+    return Answers(
+        seconds=time.perf_counter() - begin,
+        first_token_seconds=[output.metrics.first_token_latency for output in outputs],
+        hit_tokens=[output.num_cached_tokens or 0 for output in outputs],
+        tokens=[list(output.outputs[0].token_ids) for output in outputs],
+    )
+
+
+def main() -> None:
+    """Start an engine and answer until standard input ends."""
+    from vllm import LLM
+
+    llm = LLM(**json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers = answer(llm, request["prompts"], request["max_tokens"], at_once=request["at_once"])
+        print(MARK + json.dumps(asdict(answers)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
