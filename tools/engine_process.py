@@ -15,14 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["ANSWER_MARK", "Answer", "EngineFailedError", "EngineProcess", "EngineSpec", "store_directory"]
+__all__ = [
+    "ANSWER_MARK",
+    "ENVIRONMENT",
+    "Answer",
+    "EngineFailedError",
+    "EngineProcess",
+    "EngineSpec",
+    "store_directory",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 ANSWER_MARK = "tutti-answer "
 """Begins the lines of the engine's output that carry an answer."""
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     # By itself vLLM keeps one core free without a connector and a second one with it: on few cores the two
     # would compute with different numbers of threads, and their times could not be compared.
@@ -119,7 +127,7 @@ class EngineProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.engine_child"],
             cwd=ROOT,
-            env=os.environ | _ENVIRONMENT | processes | environment,
+            env=os.environ | ENVIRONMENT | processes | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
