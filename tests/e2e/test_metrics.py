@@ -100,3 +100,31 @@ def test_the_registry_shows_what_happened(start, tmp_path):
         if key in broken.values
         and key[0] in ("hits", "hit_tokens", "loaded_chunks", "stored_chunks", "detail")
     ), "a reset takes nothing back"
+
+
+def test_events_name_the_blocks_as_vllm_names_its_own(start, monkeypatch):
+    engine = start(kv_events_config={"enable_kv_cache_events": True, "publisher": "null"})
+    events = []
+    publisher = engine._core.scheduler.kv_event_publisher
+    monkeypatch.setattr(publisher, "publish", lambda batch: events.extend(batch.events))
+    answer(engine, prompt(62, 500))
+    on_disk = [event for event in events if event.medium == "STORAGE"]
+    in_memory = [event for event in events if event.medium != "STORAGE"]
+    tokens_of = {}
+    for event in in_memory:
+        for number, each in enumerate(event.block_hashes):
+            tokens_of[each] = event.token_ids[number * event.block_size : (number + 1) * event.block_size]
+    assert len(on_disk) == 7
+    for event in on_disk:
+        tokens = [token for each in event.block_hashes for token in tokens_of[each]]
+        assert event.token_ids == tokens and event.block_size == in_memory[0].block_size
+    assert [event.parent_block_hash for event in on_disk[1:]] == [e.block_hashes[-1] for e in on_disk[:-1]]
+
+    events.clear()
+    engine.forget_memory(disk=True)
+    answer(engine, prompt(63, 20))
+    # vLLM's own reset names no blocks.
+    gone = [event for event in events if getattr(event, "medium", None) == "STORAGE"]
+    assert {type(event).__name__ for event in gone} == {"BlockRemoved"}
+    removed = {each for event in gone for each in event.block_hashes}
+    assert removed == {each for event in on_disk for each in event.block_hashes}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tutti_vllm.compat import check_vllm, join_vllm_log, optional
@@ -213,6 +213,12 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         if self._scheduler is not None:
             self._scheduler.remove_request(request.request_id)
         return False, None
+
+    @contained(tuple)
+    def take_events(self) -> Iterable[Any]:
+        """Return vLLM's KV events for chunks that came and went, if the user has switched them on."""
+        events = None if self._scheduler is None else self._scheduler.events
+        return () if events is None else events.take()
 
     @contained(lambda: False)
     def has_pending_push_work(self) -> bool:

@@ -204,6 +204,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             close=upkeep.close,
             rules=_load_rules(settings, vllm_config, geometry),
         )
+        _follow_events(side, vllm_config, kv_cache_config, hash_tokens)
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
         return side
     except BaseException:
@@ -226,6 +227,19 @@ def _load_rules(settings: Settings, vllm_config: Any, geometry: Geometry) -> Loa
         break_even=settings.break_even,
         layerwise=why_not is None,
         max_tokens=settings.max_loading_bytes // geometry.chunk_bytes * geometry.chunk_tokens,
+    )
+
+
+def _follow_events(side: SchedulerSide, vllm_config: Any, kv_cache_config: Any, hash_tokens: int) -> None:
+    from tutti_vllm.kv_events import KVEvents, are_enabled
+
+    if not are_enabled(vllm_config):
+        return
+    side.events = KVEvents(
+        side.engine.planner,
+        hashes_per_chunk=side.engine.geometry.chunk_tokens // hash_tokens,
+        hash_tokens=hash_tokens,
+        group=0 if len(kv_cache_config.kv_cache_groups) == 1 else None,
     )
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
@@ -18,6 +18,9 @@ from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
 from tutti_vllm.prefill_times import Prefill, PrefillTimes
+
+if TYPE_CHECKING:
+    from tutti_vllm.kv_events import KVEvents
 
 __all__ = ["Request", "SchedulerSide"]
 
@@ -81,6 +84,7 @@ class SchedulerSide:
         """
         self._engine = engine
         self.meter = SchedulerMeter(engine)
+        self.events: KVEvents | None = None
         self._layout = layout
         self._block_tokens = engine.geometry.block_tokens
         self._chunk_tokens = engine.geometry.chunk_tokens
@@ -190,6 +194,9 @@ class SchedulerSide:
             self._loading[plan.plan_id] = request.request_id
             self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
         self._loads.append(RequestLoad(request.request_id, wanted, plan, tracked.layerwise))
+        # Last: whatever happens to an event, the load is ordered.
+        if plan is not None and self.events is not None:
+            self.events.note(plan, (request,))
 
     def build_orders(
         self,
@@ -212,6 +219,7 @@ class SchedulerSide:
             self._engine.planner.settle_places()
             if self._broken is None:
                 stores = self._plan_stores(scheduled_tokens, draft_tokens, block_ids_of)
+                self._note_events(stores, scheduled_tokens)
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
@@ -331,6 +339,13 @@ class SchedulerSide:
                 tracked.prefill = None
         elif not tracked.layerwise:
             tracked.prefill = self._prefills.begin(request.num_computed_tokens, request.num_tokens)
+
+    def _note_events(self, stores: Sequence[StorePlan], request_ids: Iterable[str]) -> None:
+        if self.events is None or not stores:
+            return
+        tracked = [self._tracked[each] for each in request_ids if each in self._tracked]
+        for plan in stores:
+            self.events.note(plan, [each.request for each in tracked])
 
     def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:
         """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""

@@ -89,6 +89,7 @@ REQUEST = SimpleNamespace(request_id="r", lora_request=None, pooling_params=None
         ("get_block_ids_with_load_errors", (), set()),
         ("build_connector_worker_meta", (), None),
         ("get_kv_connector_stats", (), None),
+        ("take_events", (), ()),
         ("shutdown", (), None),
     ],
 )
