@@ -238,12 +238,32 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         if self._worker is not None:
             opening.register(self._worker, self._vllm_config, self._kv_cache_config, kv_caches)
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Return True: after sleep mode's remapping the pages lie at the addresses that are known."""
+        return True
+
+    @contained(lambda: None)
+    def unregister_kv_caches(self) -> None:
+        """Leave the pages alone while the server sleeps."""
+        if self._worker is not None:
+            self._worker.sleep()
+
+    @contained(lambda: None)
+    def restore_kv_caches(self) -> None:
+        """Use the pages again."""
+        if self._worker is not None:
+            self._worker.wake()
+
     @contained(lambda: None)
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's orders: the only callback that surely comes before everything else of a step."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, TuttiMetadata):
             self._worker.begin_step(connector_metadata.orders)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Do nothing: what is stored was copied before ``wait_for_save`` returned; blocks may be reused."""
 
     @contained(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

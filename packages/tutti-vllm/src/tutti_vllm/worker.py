@@ -40,6 +40,7 @@ class WorkerSide:
         self._mover: Mover | None = None
         self._engine: TuttiEngine | None = None
         self._unusable: str | None = None
+        self._asleep = False
         self._orders = StepOrders()
         self._layers = LayerLoads(())
         # Whether the step has computed with pages that were not right.
@@ -54,6 +55,17 @@ class WorkerSide:
         """Take the way to reach this rank's pages, and vLLM's names of its layers in the mover's order."""
         self._mover = mover
         self._layers = LayerLoads(layer_names)
+
+    def sleep(self) -> None:
+        """Leave the pages alone until ``wake``: their memory is about to go. May be called again."""
+        self._asleep = True
+        for load in self._waiting.values():
+            if self._engine is not None and load.plan is not None:
+                self._engine.give_up_load(load.plan)
+
+    def wake(self) -> None:
+        """Use the pages again, which lie where they were. May be called again."""
+        self._asleep = False
 
     def refuse(self, reason: str) -> None:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
@@ -206,6 +218,8 @@ class WorkerSide:
             self._refuse(plan, getattr(error, "errno", None) or errno.EIO)
 
     def _opened(self, layout: StoreLayout | None) -> TuttiEngine:
+        if self._asleep:
+            raise OSError(errno.ECANCELED, "the server's KV cache is asleep")
         if self._engine is None:
             if self._mover is None or layout is None:
                 raise RuntimeError("the KV cache of this rank is not registered")

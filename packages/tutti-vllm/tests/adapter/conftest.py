@@ -171,10 +171,11 @@ class PagedModel:
 
 
 class Server:
-    """A scheduler, one worker and their connectors; ``late`` steps are under way when the next is planned."""
+    """A scheduler, workers and their connectors; ``late`` steps are under way when the next is planned."""
 
-    def __init__(self, folder, *, wrap, blocks, asynchronous, settings, policy, options):
+    def __init__(self, folder, *, wrap, blocks, asynchronous, settings, policy, ranks, options):
         import torch
+        from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -208,26 +209,44 @@ class Server:
         )
         self.config, self.blocks = config, blocks
         self.late = 1 if asynchronous else 0
-        self.backend = wrap(
-            MemoryBackend(num_layers=LAYERS, segment_bytes=GEOMETRY.segment_bytes, num_chunks=256)
-        )
+        self.backends = [
+            wrap(MemoryBackend(num_layers=LAYERS, segment_bytes=GEOMETRY.segment_bytes, num_chunks=256))
+            for _ in range(ranks)
+        ]
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK
         )
-        self.worker = PagedModel(self._worker_connector(config, cache), blocks)
-        mover = PlainMover(GEOMETRY, [memoryview(pages) for pages in self.worker.pages])
-        self.worker.connector._worker.register(mover, NAMES)
+        self.workers = []
+        for rank in range(ranks):
+            worker = PagedModel(self._worker_connector(config, cache, rank), blocks)
+            mover = PlainMover(GEOMETRY, [memoryview(pages) for pages in worker.pages])
+            worker.connector._worker.register(mover, NAMES)
+            self.workers.append(worker)
+        self._join = KVOutputAggregator(ranks).aggregate
         self.answers = {}
         self.finished = {}
         self._flying = deque()
         self._wanted = {}
 
-    def _worker_connector(self, config, cache):
+    def _worker_connector(self, config, cache, rank):
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
         from tutti_vllm.connector_v1 import TuttiConnectorV1
+        from tutti_vllm.worker import WorkerSide
 
-        return TuttiConnectorV1(config, KVConnectorRole.WORKER, cache)
+        connector = TuttiConnectorV1(config, KVConnectorRole.WORKER, cache)
+        connector._worker = WorkerSide(
+            rank, lambda layout: Impatient(GEOMETRY, backend=self.backends[rank], rank=rank)
+        )
+        return connector
+
+    @property
+    def backend(self):
+        return self.backends[0]
+
+    @property
+    def worker(self):
+        return self.workers[0]
 
     @property
     def connector(self):
@@ -258,7 +277,8 @@ class Server:
     def step(self):
         """Plan and run a step; take up the oldest result once more than ``late`` are under way."""
         output = self.scheduler.schedule()
-        self._flying.append((output, self.worker.execute(output)))
+        results = [worker.execute(output) for worker in self.workers]
+        self._flying.append((output, self._join(results)))
         if len(self._flying) > self.late:
             self._take_oldest()
         return output
@@ -299,10 +319,10 @@ class Server:
 
     def check_idle(self):
         assert self.connector.in_use() == {}
-        worker = self.worker.connector._worker
-        if worker._engine is not None:
-            assert worker._engine.wait_idle(time.monotonic() + DEADLINE)
-        assert self.worker.connector.in_use() == {}
+        for worker in self.workers:
+            engine = worker.connector._worker._engine
+            assert engine is None or engine.wait_idle(time.monotonic() + DEADLINE)
+            assert worker.connector.in_use() == {}
         # One block is vLLM's placeholder.
         assert self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == self.blocks - 1
 
@@ -383,24 +403,24 @@ def server(model_folder, monkeypatch):
     from tutti_vllm import opening
     from tutti_vllm.connector_v1 import TuttiConnectorV1
     from tutti_vllm.scheduler import SchedulerSide
-    from tutti_vllm.worker import WorkerSide
 
     made = []
+    ranks_of = []
 
     def open_scheduler(vllm_config, kv_cache_config):
         settings = opening.read_settings(vllm_config)
-        engine = TuttiEngine(GEOMETRY, chunk_ids=range(256))
+        engine = TuttiEngine(GEOMETRY, chunk_ids=range(256), ranks=ranks_of[-1])
         rules = opening._load_rules(settings, vllm_config, GEOMETRY)
         return SchedulerSide(engine, LAYOUT, hash_tokens=BLOCK, rules=rules)
 
-    def open_worker(vllm_config, kv_cache_config):
-        return WorkerSide(0, lambda layout: Impatient(GEOMETRY, backend=made[-1].backend))
-
     monkeypatch.setattr(opening, "open_scheduler", open_scheduler)
-    monkeypatch.setattr(TuttiConnectorV1, "_open_worker", staticmethod(open_worker))
+    monkeypatch.setattr(TuttiConnectorV1, "_open_worker", staticmethod(lambda *what: None))
 
-    def make(*, wrap=Gate, blocks=64, asynchronous=False, policy="recompute", settings=None, **options):
+    def make(
+        *, wrap=Gate, blocks=64, asynchronous=False, policy="recompute", ranks=1, settings=None, **options
+    ):
         settings = {"break_even": False} | (settings or {})
+        ranks_of.append(ranks)
         one = Server(
             model_folder,
             wrap=wrap,
@@ -408,6 +428,7 @@ def server(model_folder, monkeypatch):
             asynchronous=asynchronous,
             settings=settings,
             policy=policy,
+            ranks=ranks,
             options=options,
         )
         made.append(one)
@@ -415,5 +436,6 @@ def server(model_folder, monkeypatch):
 
     yield make
     for one in made:
-        one.worker.connector.shutdown()
+        for worker in one.workers:
+            worker.connector.shutdown()
         one.scheduler.shutdown()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way a request can live and die, above vLLM's real schedulers."""
 
+import time
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -294,3 +296,41 @@ def test_shutdown_with_work_in_flight_ends_in_time(server, words, monkeypatch, c
     one.worker.connector.shutdown()
     one.connector.shutdown()
     one.backend.open()
+
+
+def test_asleep_the_pages_are_left_alone(server, words, mode):
+    # As vLLM 0.33 does it: transfers are drained, memory goes and comes back at the same addresses.
+    one = serve(server, mode)
+    one.answer("a", words(1, 200))
+    connector = one.worker.connector
+    for _ in range(2):
+        connector.unregister_kv_caches()
+    one.forget_memory()
+    one.add("b", words(1, 200))
+    one.run()
+    one.check("b")
+    assert one.count("load_chunks") == 0 and one.connector.degraded() == {}
+    for _ in range(2):
+        connector.restore_kv_caches()
+    one.answer("c", words(2, 200))
+    one.forget_memory()
+    before = one.count("load_chunks")
+    one.answer("d", words(2, 200))
+    assert one.count("load_chunks") - before == 6
+
+
+def test_asleep_nothing_that_was_in_flight_is_written(server, words):
+    one = server()
+    one.answer("a", words(1, 200))
+    one.forget_memory()
+    one.backend.closed = "read"
+    one.add("b", words(1, 200))
+    one.until(lambda: one.read_batches_held() > 0)
+    one.worker.connector.unregister_kv_caches()
+    before = [bytes(pages) for pages in one.worker.pages]
+    one.backend.open()
+    assert one.worker.connector._worker._engine.wait_idle(time.monotonic() + 30)
+    assert [bytes(pages) for pages in one.worker.pages] == before
+    one.worker.connector.restore_kv_caches()
+    one.run()
+    one.check("b")

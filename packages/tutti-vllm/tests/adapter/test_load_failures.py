@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tutti_engine.testing.fakes import FailingBackend
+from tutti_engine.testing.fakes import FailingBackend, FixedHandle
 from tutti_vllm import opening
 from tutti_vllm.load_mode import LoadRules
 
@@ -197,3 +197,46 @@ def test_overlapped_steps_never_wait_for_loads(stored, words):
     one.backend.error = errno.EIO
     one.answer("a", words(1, 200), 6)
     assert one.count("async_loads") == 1 and one.count("layerwise_loads") == 0
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_failure_on_one_rank_is_one_on_all(stored, words, mode, rank, policy):
+    one = stored(mode=mode, ranks=2, policy=policy)
+    one.backends[rank].error = errno.EIO
+    one.add("a", words(1, 200), 6)
+    one.run()
+    if policy == "recompute":
+        one.check("a")
+        ends = [worker.requests.get("a") for worker in one.workers]
+        assert ends == [None, None]
+    else:
+        assert one.finished["a"] == "error"
+    one.backends[rank].error = 0
+    one.forget_memory()
+    one.answer("b", words(1, 200), 6)
+    assert one.count("load_failed_chunks") == 6
+    assert one.count("load_chunks") == (6 if policy == "recompute" else 0), "chunks are dropped on all ranks"
+
+
+def test_ranks_that_end_at_different_times(stored, words):
+    one = stored(ranks=2)
+    one.backends[1].closed = "read"
+    one.backends[0].error = errno.EIO
+    one.add("a", words(1, 200), 6)
+    one.until(lambda: one.backends[1].waiting > 0)
+    for _ in range(5):
+        one.step()
+    assert one.answers["a"] == []
+    one.backends[1].open()
+    one.run()
+    one.check("a")
+
+
+def test_a_chunk_that_one_rank_could_not_store_is_no_hit(server, words):
+    one = server(ranks=2)
+    one.backends[1].inner.write_segments = lambda batch: FixedHandle(None, (), [errno.EIO] * len(batch))
+    one.answer("a", words(1, 200))
+    one.forget_memory()
+    one.answer("b", words(1, 200))
+    assert one.count("store_chunks") == one.count("load_chunks") == 0
