@@ -42,11 +42,12 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """One environment in which a package's tests run."""
+    """One environment in which a package's tests run, or those below one folder."""
 
     extras: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
+    tests: str = "tests"
 
     @property
     def label(self) -> str:
@@ -57,7 +58,11 @@ class Round:
 ROUNDS: dict[str, tuple[Round, ...]] = {
     "tutti-runtime": (Round(),),
     "tutti-kv-kernels": (Round(requirements=(TORCH, NUMPY)),),
-    "tutti-engine": (Round(), Round(extras=("local",), siblings=("tutti-runtime",))),
+    "tutti-engine": (
+        Round(),
+        Round(extras=("local",), siblings=("tutti-runtime",)),
+        Round(extras=("cli", "plot"), tests="tests/unit/simulator"),
+    ),
     "tutti-vllm": (
         Round(
             siblings=("tutti-engine", "tutti-runtime", "tutti-kv-kernels"),
@@ -206,7 +211,7 @@ class Runner:
                 "-q",
                 "-m",
                 UNLESS_PRESENT,
-                f"packages/{name}/tests",
+                f"packages/{name}/{item.tests}",
             ]
             self.step(f"{label} tests", pytest, cwd=folder, show=True)
 

@@ -39,7 +39,8 @@ class Executor:
     as exactly one result of ``take_results``, whatever happens.
 
     Its ``counters``: ``load_waves``, ``store_waves`` (batches); ``load_slot_waits``, ``store_slot_waits`` (a
-    bank was full), ``store_no_room_chunks`` (given up after ``store_stall``), ``load_lookahead_waits``,
+    bank was full), ``store_depth_waits`` (as many batches as may be were being written),
+    ``store_no_room_chunks`` (given up after ``store_stall``), ``load_lookahead_waits``,
     ``loads_refused`` (the queue was full), ``room_waits`` (the backend was full); ``read_hangs``,
     ``write_hangs`` (timeouts), ``overdue_waves`` (in flight beyond their deadline), ``corrupt_chunks``.
     ``load_time`` and ``store_time`` tell how long plans of either kind were under way.

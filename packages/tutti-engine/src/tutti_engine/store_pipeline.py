@@ -111,8 +111,10 @@ class StorePipeline:
     # The writing thread.
 
     def _write(self, job: StoreJob, wave: Wave) -> None:
-        # Always freed again: the oldest wave ends at its deadline at the latest.
-        self._room.acquire()
+        if not self._room.acquire(blocking=False):
+            self._counters.add("store_depth_waits")
+            # Always freed again: the oldest wave ends at its deadline at the latest.
+            self._room.acquire()
         if wave.started <= self._hung_at:
             self._end(job, wave, dict.fromkeys(wave.positions, errno.ECANCELED))
             return

@@ -52,6 +52,25 @@ def test_a_load_that_waits_for_room_takes_slots_that_become_quiet(rig):
     assert rig.content(8) == contents[0]
 
 
+def test_writes_beyond_the_depth_wait_and_are_counted(rig):
+    rig = rig(write_depth=1)
+    rig.store_filled((0, (0, 1)))
+    rig.arrived(1)
+    assert rig.executor.counters["store_depth_waits"] == 0
+    rig.backend.hold = True
+    for plan_id in (5, 6):
+        rig.executor.store(rig.store_plan((plan_id, (2, 3)), plan_id=plan_id))
+    rig.arrived(1)
+    deadline = time.monotonic() + 30
+    while not rig.executor.counters["store_depth_waits"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert not rig.backend.arrived.acquire(blocking=False)
+    rig.let_go()
+    assert len(rig.until(lambda results: len(results) == 2)) == 2
+    assert rig.executor.counters["store_depth_waits"] == 1
+
+
 def test_a_store_without_room_gives_up_some_chunks_instead_of_the_callers_time(rig):
     rig = rig(runs=2, store_stall=0.01)
     rig.backend.hold = True
