@@ -99,6 +99,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
             self._scheduler = opening.open_scheduler(vllm_config, kv_cache_config)
         else:
             self._worker = self._open_worker(vllm_config, kv_cache_config)
+            opening.add_ranges(self._worker, vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

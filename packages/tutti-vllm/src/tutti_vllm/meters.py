@@ -38,9 +38,11 @@ class SchedulerMeter:
     Its own counters are ``prompts``, ``prompt_tokens``, ``hits`` and ``hit_tokens``.
     """
 
-    def __init__(self, engine: TuttiEngine) -> None:
+    def __init__(self, engine: TuttiEngine, *more: Counters) -> None:
+        """Watch a planning engine's counters, and others of the same side."""
         self.counters = Counters()
         self._engine = engine
+        self._sources = engine.planner.counters, engine.break_even.counters, self.counters, *more
         self._deltas = Deltas()
         self._last: object = None
         self._open = (False, False)
@@ -56,16 +58,14 @@ class SchedulerMeter:
     @property
     def changes(self) -> int:
         """Stays the same as long as no total has moved."""
-        engine = self._engine
-        return engine.planner.counters.changes + engine.break_even.counters.changes + self.counters.changes
+        return sum(source.changes for source in self._sources)
 
     def totals(self) -> dict[str, int]:
         """Return every counter of this side."""
-        engine = self._engine
-        totals = engine.planner.counters.snapshot()
-        totals |= engine.break_even.counters.snapshot()
-        totals |= self.counters.snapshot()
-        totals["load_tokens"] = totals.get("load_chunks", 0) * engine.geometry.chunk_tokens
+        totals: dict[str, int] = {}
+        for source in self._sources:
+            totals |= source.snapshot()
+        totals["load_tokens"] = totals.get("load_chunks", 0) * self._engine.geometry.chunk_tokens
         return totals
 
     def gauges(self, *, broken: bool) -> dict[str, float]:

@@ -74,6 +74,13 @@ _COUNTERS = (
         " computed after all and shows in failed_chunks.",
         series=_plain("hit_tokens"),
     ),
+    Metric(
+        "loads",
+        "counter",
+        "Loads that were ordered, by mode: async (the request waits beside the steps), layerwise.",
+        ("mode",),
+        {"async_loads": ("async",), "layerwise_loads": ("layerwise",)},
+    ),
     Metric("loaded_chunks", "counter", "Chunks loaded and verified.", series=_plain("load_chunks")),
     Metric("loaded_tokens", "counter", "Tokens of those chunks.", series=_plain("load_tokens")),
     Metric(

@@ -18,6 +18,7 @@ from tutti_engine.store_roots import prepare_directory
 from tutti_engine.store_space import SpaceSettings
 from tutti_engine.store_view import LocalStoreView
 from tutti_engine.upkeep import Upkeep
+from tutti_vllm import ranges
 from tutti_vllm.compat import check_vllm, untested
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.load_mode import LoadRules, why_not_layerwise
@@ -29,6 +30,7 @@ from tutti_vllm.worker import WorkerSide
 __all__ = [
     "MakeEngine",
     "StartupError",
+    "add_ranges",
     "check_settings",
     "make_local_engine",
     "open_scheduler",
@@ -131,6 +133,12 @@ def open_worker(
     if reasons:
         side.refuse(reasons[0])
     return side
+
+
+def add_ranges(side: WorkerSide, vllm_config: Any) -> None:
+    """Put ranges for profilers around a worker's work, if the user has switched them on."""
+    if ranges.are_wanted(read_settings(vllm_config).nvtx):
+        ranges.add_to_worker(side, ranges.find_marks())
 
 
 def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:

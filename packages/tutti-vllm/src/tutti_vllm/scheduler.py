@@ -83,7 +83,6 @@ class SchedulerSide:
             rules: how hits are loaded; by default as ``LoadRules`` says.
         """
         self._engine = engine
-        self.meter = SchedulerMeter(engine)
         self.events: KVEvents | None = None
         self._layout = layout
         self._block_tokens = engine.geometry.block_tokens
@@ -94,6 +93,7 @@ class SchedulerSide:
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
+        self.meter = SchedulerMeter(engine, self._chooser.counters)
         self._prefills = PrefillTimes(engine.note_compute)
         # Requests that the last step computed.
         self._computing = 0
@@ -107,8 +107,7 @@ class SchedulerSide:
 
     def counters(self) -> dict[str, int]:
         """Return this process's totals: the planner's, ``BreakEven``'s and ``LoadChooser``'s."""
-        counters = (self._engine.planner.counters, self._engine.break_even.counters, self._chooser.counters)
-        return {name: total for each in counters for name, total in each.snapshot().items()}
+        return self.meter.totals()
 
     def add_request(self, request: Request) -> None:
         """Start to look after a request."""

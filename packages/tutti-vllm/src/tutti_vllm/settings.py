@@ -40,6 +40,8 @@ class Settings:
         read_only: whether another server's store is read and never changed.
         replicas: equal servers that run side by side and share the capacity; 0 takes vLLM's
             ``data_parallel_size``.
+        nvtx: whether transfers show as NVTX ranges in a profiler; so they do with ``TUTTI_NVTX=1`` in the
+            environment.
         log_interval_seconds: how often one line tells what the cache did, if it did anything; 0 never.
         load_mode: ``auto``, ``async`` or ``layerwise``: whether a request waits for its load beside the
             server's steps, or its first step waits for each layer. ``layerwise`` makes vLLM do without full
@@ -59,6 +61,7 @@ class Settings:
     read_only: bool = False
     replicas: int = 0
     log_interval_seconds: int = 60
+    nvtx: bool = False
     load_mode: str = "auto"
     break_even: bool = True
     max_loading_bytes: int = 1 << 30
@@ -86,6 +89,7 @@ class Settings:
             reclaim_unused_days=_whole_number(extra, "reclaim_unused_days", minimum=0, default=0),
             read_only=_truth(extra, "read_only", default=False),
             replicas=_whole_number(extra, "replicas", minimum=0, default=0),
+            nvtx=_truth(extra, "nvtx", default=False),
             log_interval_seconds=_whole_number(extra, "log_interval_seconds", minimum=0, default=60),
             load_mode=_choice(extra, "load_mode", LOAD_MODES),
             break_even=_truth(extra, "break_even", default=True),
