@@ -20,14 +20,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from tutti_vllm import opening  # noqa: E402
 from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
 from tutti_vllm.payload import make_payload  # noqa: E402
 from tutti_vllm.prom_metrics import TuttiPromMetrics  # noqa: E402
-from tutti_vllm.scheduler import scheduled_blocks  # noqa: E402
 from tutti_vllm.stats import TuttiStats  # noqa: E402
 
 if TYPE_CHECKING:
@@ -79,10 +80,10 @@ class TuttiWorkerMetadata(KVConnectorWorkerMetadata):
         return TuttiWorkerMetadata(self.report.merge(other.report))
 
 
-class TuttiConnectorV1(KVConnectorBase_V1):
+class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     """Keeps vLLM's KV cache on disk and gives it back, also after a restart.
 
-    It does not take part in vLLM's hybrid memory: vLLM then runs every model with one KV cache group.
+    It takes part in vLLM's hybrid memory: models run with as many KV cache groups as without it.
     """
 
     # Newer than the oldest supported version, which does not look for it.
@@ -186,7 +187,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the load of tokens that vLLM now counts as computed."""
         if self._scheduler is not None and num_external_tokens > 0:
-            self._scheduler.plan_load(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
 
     @contained(lambda: TuttiMetadata(StepOrders()))
     def build_connector_meta(self, scheduler_output: Any) -> TuttiMetadata:
@@ -197,7 +198,7 @@ class TuttiConnectorV1(KVConnectorBase_V1):
             self._scheduler.build_orders(
                 scheduler_output.num_scheduled_tokens,
                 scheduler_output.scheduled_spec_decode_tokens,
-                scheduled_blocks(scheduler_output.kv_connector_block_state),
+                scheduler_output.kv_connector_block_state.get_block_ids,
             )
         )
 
@@ -214,6 +215,12 @@ class TuttiConnectorV1(KVConnectorBase_V1):
         if self._scheduler is not None:
             self._scheduler.remove_request(request.request_id)
         return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As ``request_finished``, for all KV cache groups."""
+        return self.request_finished(request, block_ids[0] if block_ids else [])
 
     @contained(tuple)
     def take_events(self) -> Iterable[Any]:
@@ -294,6 +301,19 @@ class TuttiConnectorV1(KVConnectorBase_V1):
             return None, None
         self._worker.collect()
         return None, self._worker.take_received() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return what ``get_finished`` does, and the requests whose loads failed where blocks cannot tell."""
+        sent, received = self.get_finished(finished_req_ids)
+        return KVConnectorTransferResults(
+            finished_sending=set(sent or ()),
+            finished_recving=set(received or ()),
+            failed_recving=self._take_failed(),
+        )
+
+    @contained(set)
+    def _take_failed(self) -> set[str]:
+        return set() if self._worker is None else self._worker.take_failed()
 
     @contained(set)
     def get_block_ids_with_load_errors(self) -> set[int]:

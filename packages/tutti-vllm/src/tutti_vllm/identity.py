@@ -13,25 +13,27 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tutti_engine import Geometry, TuttiError, choose_blocks_per_chunk
+from tutti_engine import Geometry
 from tutti_engine.namespace import Namespace
+from tutti_vllm.cache_groups import read_groups
+from tutti_vllm.topology import read_topology
+from tutti_vllm.unsupported import UnsupportedError
 
 __all__ = ["UnsupportedError", "make_geometry", "make_namespace"]
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
-class UnsupportedError(TuttiError):
-    """A model or a set-up whose KV cache Tutti does not keep yet."""
-
-
-def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int) -> Geometry:
+def make_geometry(
+    vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int, num_layers: int | None = None
+) -> Geometry:
     """Return the shape of a chunk. Raises UnsupportedError that names what does not fit.
 
     Args:
         vllm_config: vLLM's configuration.
         kv_cache_config: the resolved KV cache: groups, page sizes, hash block size.
         blocks_per_chunk: the user's wish, 0 for the automatic choice.
+        num_layers: segments of a chunk, where the store is known; else worked out, on the scheduler's side.
     """
     from vllm.platforms import current_platform
 
@@ -40,33 +42,15 @@ def make_geometry(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int)
             f"the KV cache lies on {current_platform.device_type}; "
             "this release moves pages of vLLM's CPU engine only"
         )
-    parallel = vllm_config.parallel_config
-    for name in (
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
-        size = getattr(parallel, name, 1)
-        if size != 1:
-            raise UnsupportedError(f"{name} is {size}; Tutti supports 1 at present")
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise UnsupportedError(f"the model has {len(groups)} KV cache groups; Tutti supports one at present")
-    spec = groups[0].kv_cache_spec
-    specs = getattr(spec, "kv_cache_specs", None)
-    pages = {one.page_size_bytes for one in specs.values()} if specs else {spec.page_size_bytes}
-    if len(pages) != 1:
-        raise UnsupportedError(
-            f"layers have pages of {sorted(pages)} bytes; Tutti supports one size at present"
-        )
-    page_bytes = pages.pop()
-    geometry = Geometry(
-        num_layers=len(groups[0].layer_names),
-        block_tokens=spec.block_size,
-        blocks_per_chunk=blocks_per_chunk or choose_blocks_per_chunk(page_bytes, spec.block_size),
-        page_bytes=page_bytes,
+    topology = read_topology(vllm_config, kv_cache_config)
+    groups = read_groups(kv_cache_config)
+    held = sum(len(group.layers) for group in groups)
+    geometry = Geometry.of_groups(
+        groups,
+        blocks_per_chunk=blocks_per_chunk,
+        num_layers=topology.most_layers(held) if num_layers is None else num_layers,
     )
-    hash_tokens = kv_cache_config.hash_block_size or spec.block_size
+    hash_tokens = kv_cache_config.hash_block_size or geometry.block_tokens
     if geometry.chunk_tokens % hash_tokens:
         raise UnsupportedError(
             f"a chunk of {geometry.chunk_tokens} tokens is no whole number of hash blocks of {hash_tokens}"
@@ -82,8 +66,8 @@ def make_namespace(
     Raises UnsupportedError for block hashes that change every start.
     """
     model = vllm_config.model_config
-    group = kv_cache_config.kv_cache_groups[0]
-    spec = group.kv_cache_spec
+    topology = read_topology(vllm_config, kv_cache_config)
+    groups = kv_cache_config.kv_cache_groups
     return Namespace(
         {
             "model": str(model.model),
@@ -92,14 +76,17 @@ def make_namespace(
             "hf_config": _digest_json(model.hf_config.to_dict()),
             "dtype": str(model.dtype),
             "quantization": model.quantization,
-            "kv_spec": repr(spec),
+            "kv_specs": [repr(group.kv_cache_spec) for group in groups],
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "kv_cache_layout": kv_cache_config.kv_cache_layout,
-            "layers": list(group.layer_names),
-            "page_bytes": geometry.page_bytes,
+            "layers": [list(group.layer_names) for group in groups],
+            "num_layers": geometry.num_layers,
+            "page_bytes": [group.page_bytes for group in geometry.groups],
             "block_tokens": geometry.block_tokens,
             "blocks_per_chunk": geometry.blocks_per_chunk,
-            "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+            "tensor_parallel_size": topology.tensor_ranks,
+            "pipeline_stages": list(topology.stages),
+            "kv_replicas": topology.replicas,
             "block_hash": _block_hash(vllm_config, kv_cache_config, geometry),
             "checksum": checksum_name,
             "platform": _platform(),

@@ -51,7 +51,7 @@ class LayerLoads:
         self._engine, self._plans, self._given_up = engine, list(plans), False
         self._transfers = []
         try:
-            for layer in range(engine.geometry.num_layers):
+            for layer in engine.geometry.held_layers:
                 self._transfers.append([engine.load_layer(plan, layer) for plan in plans])
         except Exception:
             self._give_up()

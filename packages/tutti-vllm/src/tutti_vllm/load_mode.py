@@ -150,13 +150,17 @@ class LoadChooser:
                 del self._loading[plan_id]
 
 
-def why_not_layerwise(mode: str, *, concurrent_steps: int, full_graphs: bool) -> str | None:
+def why_not_layerwise(
+    mode: str, *, concurrent_steps: int, full_graphs: bool, whole_requests: bool = False, copies: int = 1
+) -> str | None:
     """Return why no step of this server can wait for layers, None if some can.
 
     Args:
         mode: one of ``LOAD_MODES``.
         concurrent_steps: steps that vLLM has under way at a time.
         full_graphs: whether vLLM replays whole models as CUDA graphs, without calls between layers.
+        whole_requests: whether vLLM can be told only of whole requests that their loads failed.
+        copies: ranks that load what one of them stores.
     """
     if mode == "async":
         return "load_mode is 'async'"
@@ -167,4 +171,11 @@ def why_not_layerwise(mode: str, *, concurrent_steps: int, full_graphs: bool) ->
         )
     if full_graphs:
         return "full CUDA graphs call nobody between layers"
+    if whole_requests:
+        return "with several KV cache groups or windows vLLM takes back a failed load only before its step"
+    if copies > 1:
+        return (
+            f"{copies} ranks hold the same KV and one stores it, which could not know that another's load"
+            " failed in this step"
+        )
     return None

@@ -21,7 +21,7 @@ class RequestLoad:
 
     Attributes:
         request_id: vLLM's id of the request.
-        block_ids: blocks that the load was promised to fill.
+        block_ids: blocks that the load was promised to fill, of all groups.
         plan: how; None if it could not be made, then the blocks are reported as failed.
         layerwise: whether the step that carries the order computes with these blocks.
     """

@@ -19,12 +19,14 @@ from tutti_engine.store_space import SpaceSettings
 from tutti_engine.store_view import LocalStoreView
 from tutti_engine.upkeep import Upkeep
 from tutti_vllm import ranges
+from tutti_vllm.cache_groups import check_groups, layer_names, loses_whole_requests
 from tutti_vllm.compat import check_vllm, untested
 from tutti_vllm.identity import make_geometry, make_namespace
 from tutti_vllm.load_mode import LoadRules, why_not_layerwise
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.status_line import StatusLine
+from tutti_vllm.topology import Topology, read_topology
 from tutti_vllm.worker import WorkerSide
 
 __all__ = [
@@ -116,20 +118,25 @@ def open_worker(
         make_engine: makes the rank's engine once the store is known, ready to be bound.
     """
     settings = read_settings(vllm_config)
-    rank = 0
+    topology, worker, by_request = Topology(), 0, False
 
     def open_engine(layout: StoreLayout) -> TuttiEngine:
-        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-        return make_engine(geometry, layout, rank)
+        geometry = make_geometry(
+            vllm_config, kv_cache_config, settings.blocks_per_chunk, num_layers=layout.num_layers
+        )
+        return make_engine(geometry, layout, topology.part(worker))
 
     # The scheduler's side fails for the same reasons and, if it is strict, ends the start with one line; a
     # worker that ended first would bury that line under its parents' tracebacks.
     with _reasons(strict=False) as reasons:
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+        from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
-        rank = int(get_tensor_model_parallel_rank())
-        make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-    side = WorkerSide(rank, open_engine)
+        topology = read_topology(vllm_config, kv_cache_config)
+        stage = 0 if len(topology.stages) == 1 else get_pp_group().rank_in_group
+        worker = topology.worker(get_tensor_model_parallel_rank(), stage)
+        geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+        by_request = loses_whole_requests(geometry)
+    side = WorkerSide(worker, open_engine, stores=topology.stores(worker), by_request=by_request)
     if reasons:
         side.refuse(reasons[0])
     return side
@@ -149,13 +156,14 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
         from tutti_engine.movers.kernels import KernelMover
 
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
-        names = kv_cache_config.kv_cache_groups[0].layer_names
+        pages = {layer: group.page_bytes for group in geometry.groups for layer in group.layers}
         layers = {}
-        for name in names:
+        names = layer_names(kv_cache_config)
+        for number, name in enumerate(names):
             layout = kernels.PagedLayout.from_kv_cache(
                 kv_caches[name],
                 kv_cache_layout=kv_cache_config.kv_cache_layout,
-                page_bytes=geometry.page_bytes,
+                page_bytes=pages[number],
                 num_blocks=kv_cache_config.num_blocks,
                 layer_name=name,
             )
@@ -181,8 +189,10 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
     import tutti_kv_kernels as kernels
 
     geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+    check_groups(geometry)
     namespace = make_namespace(vllm_config, kv_cache_config, geometry, kernels.CHECKSUM_NAME, check_vllm())
-    ranks = vllm_config.parallel_config.tensor_parallel_size
+    topology = read_topology(vllm_config, kv_cache_config)
+    ranks = topology.parts
     replica = _replica(settings, vllm_config.parallel_config)
     store = _open_store(settings, namespace, geometry, ranks, replica)
     try:
@@ -194,6 +204,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             places=None if isinstance(store, LocalStoreView) else store.places,
             read_only=settings.read_only,
             ranks=ranks,
+            load_ranks=topology.workers,
             policies=settings.policies,
         )
         upkeep = contextlib.ExitStack()
@@ -210,7 +221,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             store.layout,
             hash_tokens=hash_tokens,
             close=upkeep.close,
-            rules=_load_rules(settings, vllm_config, geometry),
+            rules=_load_rules(settings, vllm_config, geometry, topology.replicas),
         )
         _follow_events(side, vllm_config, kv_cache_config, hash_tokens)
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
@@ -220,13 +231,15 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
         raise
 
 
-def _load_rules(settings: Settings, vllm_config: Any, geometry: Geometry) -> LoadRules:
+def _load_rules(settings: Settings, vllm_config: Any, geometry: Geometry, copies: int = 1) -> LoadRules:
     graphs = vllm_config.compilation_config.cudagraph_mode
     why_not = why_not_layerwise(
         settings.load_mode,
         # A version that does not say is taken to overlap its steps.
         concurrent_steps=getattr(vllm_config, "max_concurrent_batches", 2),
         full_graphs=graphs is not None and graphs.has_full_cudagraphs(),
+        whole_requests=loses_whole_requests(geometry),
+        copies=copies,
     )
     if settings.load_mode == "layerwise" and why_not is not None:
         logger.warning("Tutti: load_mode is 'layerwise', but loads are asynchronous: %s.", why_not)

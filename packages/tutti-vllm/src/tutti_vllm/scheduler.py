@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tutti_engine import SKIP_BLOCK, ChunkKey, LoadResult, StorePlan, TuttiEngine
+from tutti_engine import ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.block_tables import BlockTables, LoadTable, stored_blocks
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Request", "SchedulerSide"]
 
 logger = logging.getLogger(__name__)
-
-NULL_BLOCK = 0
-"""vLLM's placeholder for a block whose KV is not kept."""
 
 
 class Request(Protocol):
@@ -85,7 +83,6 @@ class SchedulerSide:
         self._engine = engine
         self.events: KVEvents | None = None
         self._layout = layout
-        self._block_tokens = engine.geometry.block_tokens
         self._chunk_tokens = engine.geometry.chunk_tokens
         self._hashes_per_chunk = self._chunk_tokens // hash_tokens
         self._close = close
@@ -155,34 +152,29 @@ class SchedulerSide:
         first = local_tokens // self._chunk_tokens
         last = (request.num_tokens - 1) // self._chunk_tokens
         keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
-        hits = self._engine.planner.lookup_prefix(keys)
+        hits = self._engine.planner.lookup_prefix(keys, first_chunk=first, held_tokens=local_tokens)
         return max(0, (first + hits) * self._chunk_tokens - local_tokens)
 
-    def plan_load(self, request: Request, block_ids: Sequence[int], external_tokens: int) -> None:
+    def plan_load(self, request: Request, block_ids: BlockTables, external_tokens: int) -> None:
         """Plan to load what vLLM now counts as computed.
 
         Args:
             request: the request.
-            block_ids: its whole block table; the local hit comes first.
+            block_ids: its whole block table of each group; the local hit comes first.
             external_tokens: tokens that were promised and accepted.
         """
         tracked = self._tracked[request.request_id]
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
-        start = tracked.local_tokens // self._block_tokens
-        stop = start + external_tokens // self._block_tokens
-        wanted = tuple(block_ids[start:stop])
+        held = tracked.local_tokens
+        table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
         try:
-            per_chunk = self._engine.geometry.blocks_per_chunk
-            first, last = start // per_chunk, -(-stop // per_chunk)
+            chunks = table.chunks
             keys = keys_from_block_hashes(
-                request.block_hashes, self._hashes_per_chunk, start=first, stop=last
+                request.block_hashes, self._hashes_per_chunk, start=chunks.start, stop=chunks.stop
             )
             plan = self._engine.plan_load(
-                [
-                    (key, (_blocks_between(block_ids, chunk * per_chunk, per_chunk, start, stop),))
-                    for chunk, key in enumerate(keys, start=first)
-                ],
+                [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys)],
                 self._use_of(tracked, external_tokens),
             )
         except Exception as error:
@@ -192,7 +184,7 @@ class SchedulerSide:
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
             self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
-        self._loads.append(RequestLoad(request.request_id, wanted, plan, tracked.layerwise))
+        self._loads.append(RequestLoad(request.request_id, table.promised(), plan, tracked.layerwise))
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
             self.events.note(plan, (request,))
@@ -201,14 +193,14 @@ class SchedulerSide:
         self,
         scheduled_tokens: Mapping[str, int],
         draft_tokens: Mapping[str, Sequence[int]],
-        block_ids_of: Callable[[str], Sequence[int] | None],
+        block_ids_of: Callable[[str], BlockTables | None],
     ) -> StepOrders:
         """Return this step's orders: loads planned since the last one, and chunks that it completes.
 
         Args:
             scheduled_tokens: for each scheduled request the number of tokens that this step computes.
             draft_tokens: for some requests the speculated tokens among them, which may be rejected.
-            block_ids_of: returns a scheduled request's block table.
+            block_ids_of: returns a scheduled request's block table of each group.
         """
         first, self._announced = not self._announced, True
         self._computing = len(scheduled_tokens)
@@ -303,7 +295,7 @@ class SchedulerSide:
         self,
         scheduled_tokens: Mapping[str, int],
         draft_tokens: Mapping[str, Sequence[int]],
-        block_ids_of: Callable[[str], Sequence[int] | None],
+        block_ids_of: Callable[[str], BlockTables | None],
     ) -> tuple[StorePlan, ...]:
         candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         prefixes = []
@@ -356,7 +348,7 @@ class SchedulerSide:
         return tracked.use
 
     def _completed_chunks(
-        self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], Sequence[int] | None]
+        self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], BlockTables | None]
     ) -> list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]:
         request = tracked.request
         # After a failed load vLLM goes back and computes tokens again: what was counted then may never have
@@ -372,29 +364,9 @@ class SchedulerSide:
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return []
-        per_chunk = self._engine.geometry.blocks_per_chunk
         completed: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         for chunk, key in enumerate(keys, start=first):
-            blocks = tuple(block_ids[chunk * per_chunk : (chunk + 1) * per_chunk])
-            if len(blocks) == per_chunk and NULL_BLOCK not in blocks:
-                completed.append((key, (blocks,)))
+            blocks = stored_blocks(self._engine.geometry, block_ids, chunk)
+            if blocks is not None:
+                completed.append((key, blocks))
         return completed
-
-
-def _blocks_between(
-    block_ids: Sequence[int], first: int, count: int, start: int, stop: int
-) -> tuple[int, ...]:
-    """Return ``count`` block ids from ``first`` on, those outside of ``start`` to ``stop`` left alone."""
-    return tuple(
-        block_ids[index] if start <= index < stop else SKIP_BLOCK for index in range(first, first + count)
-    )
-
-
-def scheduled_blocks(state: Any) -> Callable[[str], Sequence[int] | None]:
-    """Return how to read block tables from vLLM's ``KVConnectorBlockState``; single cache group only."""
-
-    def block_ids_of(request_id: str) -> Sequence[int] | None:
-        groups = state.get_block_ids(request_id)
-        return None if groups is None else groups[0]
-
-    return block_ids_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tutti_engine import SKIP_BLOCK, LoadPlan, LoadResult, Mover, StorePlan, StoreResult, TuttiEngine
 from tutti_engine.executor import Result
@@ -27,16 +27,28 @@ class WorkerSide:
     The store is opened with the first orders that need it: only the scheduler knows whether it may be used.
     """
 
-    def __init__(self, rank: int, open_engine: Callable[[StoreLayout], TuttiEngine]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        open_engine: Callable[[StoreLayout], TuttiEngine],
+        *,
+        stores: bool = True,
+        by_request: bool = False,
+    ) -> None:
         """Make a worker's side.
 
         Args:
-            rank: this rank's number in the store.
+            rank: this worker's number in the engine.
             open_engine: makes an engine on this rank's part of a store, ready to be bound.
+            stores: whether this rank stores; else another one stores the same bytes.
+            by_request: whether a load that failed is reported by its request instead of its blocks.
         """
         self._rank = rank
         self._meter = WorkerMeter(rank)
         self._open_engine = open_engine
+        self._stores = stores
+        self._by_request = by_request
+        self._failed: set[str] = set()
         self._mover: Mover | None = None
         self._engine: TuttiEngine | None = None
         self._unusable: str | None = None
@@ -104,7 +116,7 @@ class WorkerSide:
         """Copy the pages of the step's stores; vLLM may reuse them as soon as this returns."""
         self._settle_layers()
         stores, self._orders = self._orders.stores, StepOrders(self._orders.layout)
-        for plan in stores:
+        for plan in stores if self._stores else ():
             if self._tainted:
                 # Some of what the step computed went on from pages that are not right.
                 self._refuse(plan, errno.ECANCELED)
@@ -127,6 +139,11 @@ class WorkerSide:
         """Return the requests whose loads ended, well or badly, since the last call."""
         received, self._received = self._received, set()
         return received
+
+    def take_failed(self) -> set[str]:
+        """Return those of the received requests whose loads ended badly, where blocks cannot tell."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_bad_blocks(self) -> set[int]:
         """Return the blocks that were promised and do not hold their KV, since the last call."""
@@ -151,7 +168,7 @@ class WorkerSide:
             "waiting_loads": len(self._waiting),
             "untold_results": len(self._refused) + len(self._results),
             "untold_requests": len(self._received),
-            "untold_bad_blocks": len(self._bad_blocks),
+            "untold_bad_blocks": len(self._bad_blocks) + len(self._failed),
         }
         return own if self._engine is None else own | self._engine.executor.in_use()
 
@@ -190,7 +207,7 @@ class WorkerSide:
 
     def _fail(self, load: RequestLoad) -> None:
         """Report all blocks of a load; vLLM must hear of a request only if it waits outside of the steps."""
-        self._bad_blocks.update(load.block_ids)
+        self._lose(load.request_id, load.block_ids)
         if load.layerwise:
             self._tainted = True
         else:
@@ -237,5 +254,11 @@ class WorkerSide:
             self._received.add(load.request_id)
         assert load.plan is not None
         for position in result.failed:
-            blocks = load.plan.transfers[position].block_ids[0]
-            self._bad_blocks.update(block for block in blocks if block != SKIP_BLOCK)
+            for blocks in load.plan.transfers[position].block_ids:
+                self._lose(load.request_id, (block for block in blocks if block != SKIP_BLOCK))
+
+    def _lose(self, request_id: str, block_ids: Iterable[int]) -> None:
+        if self._by_request:
+            self._failed.add(request_id)
+        else:
+            self._bad_blocks.update(block_ids)

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults, supports_hma
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 
 from tutti_engine import LoadResult, StoreResult
@@ -33,7 +33,7 @@ def transfer_config(**extra):
 def test_vllm_finds_the_class():
     found = KVConnectorFactory.get_connector_class(transfer_config(capacity_bytes=1))
     assert found is TuttiConnectorV1
-    assert not supports_hma(found)
+    assert supports_hma(found)
     assert found.__abstractmethods__ == frozenset()
 
 
@@ -85,6 +85,8 @@ BROKEN_HOOKS = [
         None,
     ),
     ("request_finished", (REQUEST, []), (False, None)),
+    ("request_finished_all_groups", (REQUEST, ([], [])), (False, None)),
+    ("get_transfer_results", (set(),), KVConnectorTransferResults()),
     ("has_pending_push_work", (), False),
     ("reset_cache", (), False),
     ("start_load_kv", (None,), None),

@@ -10,14 +10,20 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
 from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
+from tutti_vllm.cache_groups import layer_names
 from tutti_vllm.identity import UnsupportedError, make_geometry, make_namespace
+from tutti_vllm.topology import read_topology
 
 
 def spec(**changes):
@@ -26,7 +32,26 @@ def spec(**changes):
     )
 
 
-def cache_config(*specs, hash_block_size=32, layout="LBHNC"):
+def window(**changes):
+    return SlidingWindowSpec(
+        **(
+            {
+                "block_size": 32,
+                "num_kv_heads": 2,
+                "head_size": 64,
+                "dtype": torch.bfloat16,
+                "sliding_window": 100,
+            }
+            | changes
+        )
+    )
+
+
+def mamba():
+    return MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
+
+
+def cache_config(*specs, hash_block_size=32, layout="LBHNC", replicas=1):
     groups = [
         KVCacheGroupSpec([f"layers.{2 * n}", f"layers.{2 * n + 1}"], one) for n, one in enumerate(specs)
     ]
@@ -36,6 +61,7 @@ def cache_config(*specs, hash_block_size=32, layout="LBHNC"):
         kv_cache_groups=groups,
         kv_cache_layout=layout,
         hash_block_size=hash_block_size,
+        kv_tp_replicas=replicas,
     )
 
 
@@ -52,6 +78,9 @@ def server(folder, **changes):
     facts = {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "layers": 2,
+        "method": None,
         "algorithm": "sha256",
         "rope": 10000.0,
         "dtype": torch.bfloat16,
@@ -65,7 +94,9 @@ def server(folder, **changes):
         parallel_config=SimpleNamespace(
             tensor_parallel_size=facts["tensor_parallel_size"],
             pipeline_parallel_size=facts["pipeline_parallel_size"],
+            decode_context_parallel_size=facts["decode_context_parallel_size"],
         ),
+        speculative_config=None if facts["method"] is None else SimpleNamespace(method=facts["method"]),
         model_config=SimpleNamespace(
             model=str(folder),
             revision=facts["revision"],
@@ -73,6 +104,7 @@ def server(folder, **changes):
             dtype=facts["dtype"],
             quantization=facts["quantization"],
             seed=facts["seed"],
+            get_total_num_hidden_layers=lambda: facts["layers"],
         ),
         load_config=SimpleNamespace(load_format=facts["load_format"]),
         cache_config=SimpleNamespace(
@@ -103,16 +135,18 @@ def test_geometry_comes_from_vllms_own_numbers(folder):
 @pytest.mark.parametrize(
     ("config", "kv", "message"),
     [
-        ({"pipeline_parallel_size": 2}, cache_config(spec()), "pipeline_parallel_size is 2"),
+        ({"decode_context_parallel_size": 2}, cache_config(spec()), "decode_context_parallel_size is 2"),
+        (
+            {"pipeline_parallel_size": 2, "method": "eagle"},
+            cache_config(spec()),
+            "'eagle' and 2 pipeline stages",
+        ),
+        ({}, cache_config(), "no layers with a KV cache"),
+        ({}, cache_config(spec(), mamba()), r"group 1 \('layers.2' and 1 more\).*state.*MambaSpec"),
         (
             {},
-            cache_config(
-                spec(),
-                SlidingWindowSpec(
-                    block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64
-                ),
-            ),
-            "2 KV cache groups",
+            cache_config(CrossAttentionSpec(32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)),
+            "encoder.*CrossAttentionSpec",
         ),
         (
             {},
@@ -129,6 +163,58 @@ def test_geometry_comes_from_vllms_own_numbers(folder):
 def test_what_is_not_supported_is_named(folder, config, kv, message):
     with pytest.raises(UnsupportedError, match=message):
         make_geometry(server(folder, **config), kv, 2)
+
+
+def test_groups_come_from_vllms_own_specs(folder):
+    kv = cache_config(window(), spec(), window(block_size=64, num_kv_heads=1, extra_retained_tokens=3))
+    kv.kv_cache_groups[0].layer_names[:] = ["model.layers.0.attn", "model.layers.10.attn"]
+    kv.kv_cache_groups[1].layer_names[:] = ["model.layers.2.attn"]
+    kv.kv_cache_groups[2].layer_names[:] = ["model.layers.1.attn", "model.layers.3.attn"]
+    geometry = make_geometry(server(folder), kv, 3)
+    assert [group.layers for group in geometry.groups] == [(0, 4), (2,), (1, 3)]
+    assert [group.block_tokens for group in geometry.groups] == [32, 32, 64]
+    assert [group.window for group in geometry.groups] == [100, None, 103]
+    assert geometry.chunk_tokens == 3 * 64
+    assert [geometry.blocks_of(group) for group in range(3)] == [6, 6, 3]
+    assert layer_names(kv) == [f"model.layers.{n}.attn" for n in (0, 1, 2, 3, 10)]
+
+
+def test_what_pads_a_page_is_not_moved(folder):
+    page = spec().page_size_bytes
+    geometry = make_geometry(server(folder), cache_config(spec(page_size_padded=2 * page)), 2)
+    assert geometry.page_bytes == page
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "held", "most"), [(5, 2, 3, 3), (7, 3, 2, 3), (9, 4, 2, 3), (5, 2, 6, 6)]
+)
+def test_a_chunk_has_room_for_the_stage_with_most_layers(folder, layers, stages, held, most):
+    # vLLM tells the scheduler of the first stage's layers; uneven rests go to later ones.
+    config = server(folder, pipeline_parallel_size=stages, layers=layers)
+    kv = cache_config(spec())
+    kv.kv_cache_groups[0].layer_names[:] = [f"layers.{n}" for n in range(held)]
+    geometry = make_geometry(config, kv, 2)
+    assert geometry.num_layers >= most
+    assert len(geometry.held_layers) == held
+
+
+def test_a_worker_takes_the_number_of_segments_from_the_store(folder):
+    geometry = make_geometry(server(folder), cache_config(spec()), 2, num_layers=5)
+    assert (geometry.num_layers, geometry.held_layers) == (5, (0, 1))
+
+
+def test_fp8_pages_are_half_as_large_and_a_store_of_their_own(folder):
+    kv = cache_config(spec(dtype=torch.float8_e4m3fn, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR))
+    assert make_geometry(server(folder), kv, 2).page_bytes * 2 == spec().page_size_bytes
+    assert digest(server(folder, cache_dtype="fp8"), kv) != digest(server(folder))
+
+
+def test_latents_that_all_ranks_hold_are_one_part(folder):
+    latent = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    kv = cache_config(latent, replicas=4)
+    topology = read_topology(server(folder, tensor_parallel_size=4), kv)
+    assert (topology.workers, topology.parts) == (4, 1)
+    assert make_geometry(server(folder, tensor_parallel_size=4), kv, 2).page_bytes == 32 * 576 * 2
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
@@ -151,6 +237,7 @@ def test_the_same_server_finds_its_store_again(folder):
     "changes",
     [
         {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
         {"rope": 500000.0},
         {"dtype": torch.float16},
         {"quantization": "fp8"},
@@ -169,6 +256,10 @@ def test_other_bytes_in_a_page_have_another_store(folder):
     here = digest(server(folder))
     assert digest(server(folder), cache_config(spec(num_kv_heads=4, head_size=32))) != here
     assert digest(server(folder), cache_config(spec(), layout="LBNHC")) != here
+    assert digest(server(folder), cache_config(window())) != here
+    assert digest(server(folder), cache_config(window(sliding_window=200))) != digest(
+        server(folder), cache_config(window())
+    )
     assert digest(server(folder), blocks_per_chunk=4) != here
     assert digest(server(folder), vllm="0.33.0") != here
     assert digest(server(folder), checksum="d") != here

@@ -79,7 +79,7 @@ class Rig:
         for each in requests:
             self.side.add_request(each)
         scheduled = {each.request_id: each.num_tokens for each in requests}
-        orders = self.side.build_orders(scheduled, {}, lambda request_id: list(range(100, 200)))
+        orders = self.side.build_orders(scheduled, {}, lambda request_id: (list(range(100, 200)),))
         for each in requests:
             self.side.remove_request(each.request_id)
         return orders
@@ -107,7 +107,7 @@ class Rig:
     def load(self, one, code=0):
         self.side.add_request(one)
         tokens = self.side.matched_tokens(one, 0)
-        self.side.plan_load(one, list(range(1, 40)), tokens)
+        self.side.plan_load(one, (list(range(1, 40)),), tokens)
         (load,) = self.step().loads
         failed = tuple(range(len(load.plan.transfers))) if code else ()
         self.side.take_report(StepReport({0: (LoadResult(load.plan.plan_id, failed, code),)}))

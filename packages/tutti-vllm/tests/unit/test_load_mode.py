@@ -125,6 +125,14 @@ def test_where_steps_can_wait(mode, steps, graphs, reason):
     assert why is None if reason is None else reason in why
 
 
+@pytest.mark.parametrize(
+    ("facts", "reason"), [({"whole_requests": True}, "several KV cache groups"), ({"copies": 2}, "2 ranks")]
+)
+def test_where_a_failed_load_could_not_be_taken_back_no_step_waits(facts, reason):
+    why = why_not_layerwise("layerwise", concurrent_steps=1, full_graphs=False, **facts)
+    assert why is not None and reason in why
+
+
 def test_prefills_are_timed_until_the_first_new_token_is_known():
     noted, clock = [], Clock()
     times = PrefillTimes(lambda *what: noted.append(what), clock)

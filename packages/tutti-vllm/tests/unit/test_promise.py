@@ -42,7 +42,7 @@ class Rig:
         return request
 
     def step(self, **scheduled):
-        return self.side.build_orders(scheduled, {}, lambda request_id: list(range(100, 200)))
+        return self.side.build_orders(scheduled, {}, lambda request_id: (list(range(100, 200)),))
 
     def measure(self, load_us, compute_us):
         for tokens in (100, 200, 400, 800):
@@ -51,7 +51,7 @@ class Rig:
 
     def admit(self, request):
         tokens, _ = self.side.promise(request, 0)
-        self.side.plan_load(request, list(range(1, 40)), tokens)
+        self.side.plan_load(request, (list(range(1, 40)),), tokens)
         return tokens
 
     def counters(self):
@@ -102,7 +102,7 @@ def test_the_order_says_how_vllm_was_promised_the_load(mode, asynchronous):
     rig = Rig(mode=mode)
     request = rig.add("r", 500)
     assert rig.side.promise(request, 0) == (448, asynchronous)
-    rig.side.plan_load(request, list(range(1, 40)), 448)
+    rig.side.plan_load(request, (list(range(1, 40)),), 448)
     (load,) = rig.step().loads
     assert load.layerwise is not asynchronous
 

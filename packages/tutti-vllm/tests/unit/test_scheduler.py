@@ -48,7 +48,7 @@ class Rig:
             if not isinstance(scheduled, list)
             else dict(scheduled),
             drafts or {},
-            lambda request_id: tables.get(request_id, list(range(100, 200))),
+            lambda request_id: (tables.get(request_id, list(range(100, 200))),),
         )
 
     def confirm(self, orders, ok=True):
@@ -107,7 +107,9 @@ def test_a_load_names_only_blocks_beyond_the_local_hit(rig):
     rig.cached(256)
     request = rig.add("r", 300)
     tokens = rig.side.matched_tokens(request, 80)
-    rig.side.plan_load(request, [7, 3, 9, 1, 20, 12, 14, 30, 31, 40, 41, 42, 43, 44, 45, 46, 47, 48], tokens)
+    rig.side.plan_load(
+        request, ([7, 3, 9, 1, 20, 12, 14, 30, 31, 40, 41, 42, 43, 44, 45, 46, 47, 48],), tokens
+    )
     (load,) = rig.step({}).loads
     assert load.block_ids == (12, 14, 30, 31, 40, 41, 42, 43, 44, 45, 46)
     assert [t.block_ids[0] for t in load.plan.transfers] == [
@@ -123,7 +125,7 @@ def test_chunks_that_left_after_the_promise_are_still_ordered(rig):
     request = rig.add("r", 300)
     tokens = rig.side.matched_tokens(request, 0)
     rig.side.reset()
-    rig.side.plan_load(request, list(range(1, 20)), tokens)
+    rig.side.plan_load(request, (list(range(1, 20)),), tokens)
     (load,) = rig.step({}).loads
     assert len(load.plan.transfers) == 4
     assert all(t.chunk_id is None for t in load.plan.transfers)
@@ -134,7 +136,7 @@ def test_a_load_that_cannot_be_planned_is_ordered_as_failed(rig, monkeypatch):
     request = rig.add("r", 300)
     tokens = rig.side.matched_tokens(request, 0)
     monkeypatch.setattr(rig.engine, "plan_load", lambda wanted: 1 / 0)
-    rig.side.plan_load(request, list(range(1, 20)), tokens)
+    rig.side.plan_load(request, (list(range(1, 20)),), tokens)
     (load,) = rig.step({}).loads
     assert load.plan is None and load.block_ids == tuple(range(1, 17))
 
@@ -142,7 +144,7 @@ def test_a_load_that_cannot_be_planned_is_ordered_as_failed(rig, monkeypatch):
 def test_a_failing_store_plan_does_not_lose_loads(rig, monkeypatch):
     rig.cached(256)
     request = rig.add("r", 300)
-    rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+    rig.side.plan_load(request, (list(range(1, 20)),), rig.side.matched_tokens(request, 0))
     other = rig.add("o", 128, salt="x")
     monkeypatch.setattr(rig.engine, "plan_store", lambda candidates: 1 / 0)
     orders = rig.step([(other.request_id, 128)])
@@ -228,7 +230,7 @@ def test_the_first_step_tells_the_workers_where_the_store_is():
 
 
 def failing_load(rig, request, **how):
-    rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+    rig.side.plan_load(request, (list(range(1, 20)),), rig.side.matched_tokens(request, 0))
     plan = rig.step({}).loads[0].plan
     rig.side.take_report(StepReport({0: (LoadResult(plan.plan_id, (1,), **how),)}))
 
@@ -264,7 +266,7 @@ def test_a_report_that_cannot_be_taken_does_not_lose_the_others(rig, monkeypatch
     rig.cached(256)
     requests = [rig.add(name, 300) for name in "ab"]
     for request in requests:
-        rig.side.plan_load(request, list(range(1, 20)), rig.side.matched_tokens(request, 0))
+        rig.side.plan_load(request, (list(range(1, 20)),), rig.side.matched_tokens(request, 0))
     plans = [load.plan for load in rig.step({}).loads]
     complete = rig.engine.complete_load
     bad = plans[0].plan_id

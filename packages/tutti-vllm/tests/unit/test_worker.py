@@ -33,9 +33,9 @@ def engine():
 
 
 class Rig:
-    def __init__(self, open_engine=None):
+    def __init__(self, open_engine=None, **options):
         self.pages = [bytearray(16 * 4096) for _ in range(2)]
-        self.side = WorkerSide(0, open_engine or (lambda layout: engine()))
+        self.side = WorkerSide(0, open_engine or (lambda layout: engine()), **options)
         self.side.register(PlainMover(GEOMETRY, [memoryview(p) for p in self.pages]))
 
     def step(self, orders=NOTHING):
@@ -64,8 +64,8 @@ class Rig:
 def rig():
     made = []
 
-    def make(*args):
-        made.append(Rig(*args))
+    def make(*args, **options):
+        made.append(Rig(*args, **options))
         return made[-1]
 
     yield make
@@ -102,6 +102,34 @@ def test_a_load_without_a_plan_fails_at_once(rig):
     rig = rig()
     received, bad, report = rig.step(StepOrders(None, loads=(RequestLoad("r", (4, 5), None),)))
     assert (received, bad, report) == ({"r"}, {4, 5}, None)
+
+
+def test_where_blocks_cannot_tell_the_request_is_reported(rig):
+    one = rig(by_request=True)
+    sums = one.store(store_plan(1, 0, (1, 2))).checksums[0]
+    order = load_order("bad", 2, 0, (5, 6), bytes(len(sums)))
+    one.side.begin_step(StepOrders(LAYOUT, loads=(order, RequestLoad("lost", (7, 8), None))))
+    one.side.start_loads()
+    received = failed = frozenset()
+    deadline = time.monotonic() + 30
+    while received != {"bad", "lost"} and time.monotonic() < deadline:
+        one.side.collect()
+        received |= one.side.take_received()
+        failed |= one.side.take_failed()
+    assert received == failed == {"bad", "lost"}
+    assert one.side.take_bad_blocks() == set()
+    assert one.side.take_failed() == set()
+
+
+def test_a_rank_that_holds_a_copy_loads_and_does_not_store(rig):
+    one = rig(stores=False)
+    assert one.step(StepOrders(LAYOUT, stores=(store_plan(1, 0, (1, 2)),)))[2] is None
+    assert one.side.in_use()["orders"] == 0
+    order = load_order("r", 2, 0, (5, 6), b"s" * 16)
+    received, bad, _ = one.step(StepOrders(LAYOUT, loads=(order,)))
+    if not received:
+        received, bad, _ = one.until(lambda answer: answer[0])
+    assert received == {"r"} and bad == {5, 6}
 
 
 def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):

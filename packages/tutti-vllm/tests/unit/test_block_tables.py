@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks of which group a chunk is stored from and loaded to."""
+
+import pytest
+
+from tutti_engine import SKIP_BLOCK, CacheGroup, Geometry
+from tutti_vllm.block_tables import LoadTable, stored_blocks
+
+# Chunks of 64 tokens: four blocks of full attention, two of the window.
+GEOMETRY = Geometry.of_groups(
+    [CacheGroup((0,), 16, 512), CacheGroup((1,), 32, 512, window=50)], blocks_per_chunk=2
+)
+
+
+@pytest.mark.parametrize(
+    ("full", "window", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8], [11, 12, 13, 14], ((5, 6, 7, 8), (13, 14))),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 13, 14], ((5, 6, 7, 8), (13, 14))),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 14], ((5, 6, 7, 8), ())),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [11, 12, 13], ((5, 6, 7, 8), ())),
+        ([1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14], None),
+        ([1, 2, 3, 4, 5, 0, 7, 8], [11, 12, 13, 14], None),
+    ],
+)
+def test_what_a_chunk_is_stored_from(full, window, expected):
+    assert stored_blocks(GEOMETRY, (full, window), 1) == expected
+
+
+def test_a_chunk_that_only_a_window_kept_and_gave_up_is_not_stored():
+    geometry = Geometry.of_groups([CacheGroup((0,), 16, 512, window=50)], blocks_per_chunk=2)
+    assert stored_blocks(geometry, ([0, 0, 3, 4],), 0) is None
+    assert stored_blocks(geometry, ([0, 0, 3, 4],), 1) == ((3, 4),)
+
+
+def test_a_load_fills_what_was_promised_and_nothing_else():
+    # 32 tokens are here, up to 192 were promised; of the window the last 50 tokens have blocks.
+    full = [91, 92, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 99]
+    window = [93, 0, 0, 0, 25, 26, 98]
+    table = LoadTable(GEOMETRY, (full, window), 32, 192)
+    assert list(table.chunks) == [0, 1, 2]
+    assert [table.blocks(chunk) for chunk in table.chunks] == [
+        ((SKIP_BLOCK, SKIP_BLOCK, 3, 4), ()),
+        ((5, 6, 7, 8), ()),
+        ((9, 10, 11, 12), (25, 26)),
+    ]
+    assert table.promised() == (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 25, 26)
+
+
+def test_a_window_that_begins_inside_a_chunk():
+    window = [0, 0, 0, 24, 25, 26]
+    table = LoadTable(GEOMETRY, (list(range(1, 13)), window), 0, 192)
+    assert [table.blocks(chunk)[1] for chunk in table.chunks] == [(), (SKIP_BLOCK, 24), (25, 26)]
+
+
+def test_a_token_without_a_block_cannot_be_loaded():
+    table = LoadTable(GEOMETRY, ([1, 2, 0, 4], [11, 12]), 0, 64)
+    with pytest.raises(ValueError, match="no block"):
+        table.blocks(0)
