@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from tutti_engine import catalogue
+from tutti_engine import catalogue_writer
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.catalogue import Record
@@ -50,7 +50,7 @@ def read_checksums(backend: LocalStoreBackend, window: HostWindow, slot: int) ->
 def store_for_ever(root: Path) -> None:
     """Evict, wait for it, write, commit; a line on standard output before every step."""
     # More commits in less time: more moments at which a kill can hurt.
-    catalogue.COMMIT_INTERVAL = 0.002
+    catalogue_writer.COMMIT_INTERVAL = 0.002
     store = open_store(root)
     backend = LocalStoreBackend(store.layout, 0)
     window = HostWindow(GEOMETRY.num_layers, GEOMETRY.segment_bytes)

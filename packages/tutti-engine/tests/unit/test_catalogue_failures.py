@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tutti_engine import catalogue as module
-from tutti_engine import catalogue_connection, catalogue_file
+from tutti_engine import catalogue_connection, catalogue_file, catalogue_queue
+from tutti_engine import catalogue_writer as module
 from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
 from tutti_engine.catalogue_reading import reading
 from tutti_engine.errors import CatalogueError
@@ -255,7 +255,7 @@ def test_path_that_is_another_owners_is_left_alone(tmp_path: Path, caplog: pytes
 def test_full_queue_drops_puts_but_never_removals(
     catalogue: Catalogue, disk: FailingTransactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_QUEUED_PUTS", 10)
+    monkeypatch.setattr(catalogue_queue, "MAX_QUEUED_PUTS", 10)
     disk.broken.set()
     told: list[int] = []
     for slot in range(25):

@@ -35,8 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tutti_engine import catalogue as catalogue_module
-from tutti_engine import catalogue_mirror
+from tutti_engine import catalogue_mirror, catalogue_writer
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.catalogue import Record
 from tutti_engine.geometry import Geometry
@@ -245,7 +244,7 @@ def look(root: Path) -> tuple[set[str], list[str], list[str]]:
 def run(points: int, *, seed: int, directory: Path, progress: bool = False) -> dict[str, Any]:
     """Go through crash points and return the counts. Needs the shim preloaded: see ``main``."""
     # More commits in less time, and a table of columns however small the store is.
-    catalogue_module.COMMIT_INTERVAL = 0.002
+    catalogue_writer.COMMIT_INTERVAL = 0.002
     catalogue_mirror.MIN_SLOTS = 1
     catalogue_mirror.SYNC_CHANGES = 6
     catalogue_mirror.BUILD_SLOTS = 5
