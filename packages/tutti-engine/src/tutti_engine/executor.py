@@ -17,6 +17,7 @@ from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.geometry import Geometry
 from tutti_engine.load_pipeline import LoadPipeline
 from tutti_engine.mover import Mover
+from tutti_engine.pipeline import Shared
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.ring_window import RingWindow
 from tutti_engine.shares import Shares
@@ -97,17 +98,20 @@ class Executor:
         self._keeper = WaveKeeper(self._late_end)
         self._idle = threading.Condition()
         self._unfinished = 0
-        self._loads = LoadPipeline(
-            self.window.loads,
+        shared = Shared(
             self._keeper,
             backend,
             mover,
             self.counters,
-            wait_for_room=self._wait_for_room,
+            self._wait_for_room,
+            geometry.segment_bytes,
+            settings.io_timeout,
+        )
+        self._loads = LoadPipeline(
+            self.window.loads,
+            shared,
             num_layers=geometry.num_layers,
-            segment_bytes=geometry.segment_bytes,
             rank=rank,
-            io_timeout=settings.io_timeout,
             lookahead=settings.lookahead,
             max_queued=settings.max_queued_loads * len(geometry.groups),
             verification=verification,
@@ -115,13 +119,7 @@ class Executor:
         )
         self._stores = StorePipeline(
             self.window.stores,
-            self._keeper,
-            backend,
-            mover,
-            self.counters,
-            wait_for_room=self._wait_for_room,
-            segment_bytes=geometry.segment_bytes,
-            io_timeout=settings.io_timeout,
+            shared,
             stall=settings.store_stall,
             depth=settings.write_depth,
             on_wave_end=self._end_of_store,

@@ -10,17 +10,14 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
-from tutti_engine.backend import StorageBackend
 from tutti_engine.columns import unpack_words
-from tutti_engine.counters import Counters
 from tutti_engine.lane import Lane
-from tutti_engine.mover import Mover
+from tutti_engine.pipeline import Pipeline, Shared
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.shares import Share
 from tutti_engine.transfer import LoadJob, Transfer
 from tutti_engine.verification import Verification
-from tutti_engine.wave_keeper import WaveKeeper
-from tutti_engine.waves import Chosen, Wait, Wave
+from tutti_engine.waves import Chosen, Wave
 
 __all__ = ["LoadPipeline"]
 
@@ -46,7 +43,7 @@ class _Part:
         self.holds = 1
 
 
-class LoadPipeline:
+class LoadPipeline(Pipeline):
     """Reads and copies in the order in which loads were asked for.
 
     Its bounds: ``max_queued`` parts of loads that wait for their turn, the bank's slots in flight, and of a
@@ -56,16 +53,10 @@ class LoadPipeline:
     def __init__(
         self,
         bank: SlotBank,
-        keeper: WaveKeeper,
-        backend: StorageBackend,
-        mover: Mover,
-        counters: Counters,
+        shared: Shared,
         *,
-        wait_for_room: Wait,
         num_layers: int,
-        segment_bytes: int,
         rank: int,
-        io_timeout: float,
         lookahead: int,
         max_queued: int,
         verification: Verification,
@@ -75,22 +66,13 @@ class LoadPipeline:
 
         ``num_layers`` are a chunk's checksums; ``on_end`` is told of each part's job and number of layers.
         """
-        self._bank = bank
-        self._keeper = keeper
-        self._mover = mover
-        self._counters = counters
-        self._backend = backend
-        self._wait_for_room = wait_for_room
+        super().__init__(bank, shared)
         self._num_layers = num_layers
-        self._segment_bytes = segment_bytes
         self._rank = rank
-        self._io_timeout = io_timeout
         self._lookahead = lookahead
         self._max_queued = max_queued
         self._verification = verification
         self._on_end = on_end
-        # When a read last ran into its timeout. What was asked for before then is not tried.
-        self._hung_at = float("-inf")
         self._changed = threading.Condition()
         self._queued = 0
         # Parts whose reads have begun and whose copies have not ended.

@@ -268,14 +268,8 @@ def settle_layout(
         )
         catalogue.set_meta(store_id=store_id, chunks_per_file=chunks_per_file)
     assert isinstance(store_id, str) and isinstance(chunks_per_file, int)
-    return StoreLayout(
-        directories=tuple(map(str, directories)),
-        num_layers=geometry.num_layers,
-        segment_bytes=geometry.segment_bytes,
-        chunk_bytes=geometry.chunk_bytes,
-        chunks_per_file=chunks_per_file,
-        num_chunks=num_chunks,
-        store_id=store_id,
+    return StoreLayout.of(
+        directories, geometry, chunks_per_file=chunks_per_file, num_chunks=num_chunks, store_id=store_id
     )
 
 

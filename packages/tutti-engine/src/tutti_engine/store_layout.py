@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from tutti_engine.errors import GeometryError
-from tutti_engine.geometry import CHUNK_ALIGNMENT, SEGMENT_ALIGNMENT
+from tutti_engine.geometry import CHUNK_ALIGNMENT, SEGMENT_ALIGNMENT, Geometry
 
 __all__ = ["MAX_FILES_PER_ROOT", "MIN_FILE_BYTES", "StoreLayout", "choose_chunks_per_file"]
 
@@ -73,6 +74,29 @@ class StoreLayout:
                 f"chunk_bytes {self.chunk_bytes} does not hold "
                 f"{self.num_layers} layers of {self.segment_bytes} bytes"
             )
+
+    @classmethod
+    def of(
+        cls,
+        directories: Sequence[PurePath],
+        geometry: Geometry,
+        *,
+        chunks_per_file: int,
+        num_chunks: int,
+        store_id: str,
+        read_only: bool = False,
+    ) -> StoreLayout:
+        """Return the layout for chunks of a geometry; arguments are the attributes."""
+        return cls(
+            directories=tuple(map(str, directories)),
+            num_layers=geometry.num_layers,
+            segment_bytes=geometry.segment_bytes,
+            chunk_bytes=geometry.chunk_bytes,
+            chunks_per_file=chunks_per_file,
+            num_chunks=num_chunks,
+            store_id=store_id,
+            read_only=read_only,
+        )
 
     def locate(self, slot: int, layer: int) -> tuple[int, int]:
         """Return (file number, byte offset) of one segment.

@@ -10,15 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tutti_engine.backend import StorageBackend
-from tutti_engine.counters import Counters
 from tutti_engine.lane import Lane
-from tutti_engine.mover import Mover
+from tutti_engine.pipeline import Pipeline, Shared
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.shares import Share
 from tutti_engine.transfer import StoreJob
-from tutti_engine.wave_keeper import WaveKeeper
-from tutti_engine.waves import Wait, Wave
+from tutti_engine.waves import Wave
 
 __all__ = ["StorePipeline"]
 
@@ -28,7 +25,7 @@ _SHARES = 8
 """A wave takes at most this part of the bank, so that the first one is written while the next is copied."""
 
 
-class StorePipeline:
+class StorePipeline(Pipeline):
     """Writes in the order in which pages were copied.
 
     Its bounds: the bank's slots, for which ``store`` waits ``stall`` seconds at most, and ``depth`` waves
@@ -38,31 +35,16 @@ class StorePipeline:
     def __init__(
         self,
         bank: SlotBank,
-        keeper: WaveKeeper,
-        backend: StorageBackend,
-        mover: Mover,
-        counters: Counters,
+        shared: Shared,
         *,
-        wait_for_room: Wait,
-        segment_bytes: int,
-        io_timeout: float,
         stall: float,
         depth: int,
         on_wave_end: Callable[[StoreJob], None],
     ) -> None:
         """Start the threads."""
-        self._bank = bank
-        self._keeper = keeper
-        self._mover = mover
-        self._counters = counters
-        self._backend = backend
-        self._wait_for_room = wait_for_room
-        self._segment_bytes = segment_bytes
-        self._io_timeout = io_timeout
+        super().__init__(bank, shared)
         self._stall = stall
         self._on_wave_end = on_wave_end
-        # When a write last ran into its timeout. What was copied before then is not tried.
-        self._hung_at = float("-inf")
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(depth)
         self._writer = Lane("tutti-write")

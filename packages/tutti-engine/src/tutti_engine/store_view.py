@@ -85,11 +85,9 @@ class LocalStoreView:
             raise CatalogueError(
                 f"{num_chunks} chunks of {chunks_per_file} a file are no store; is {directories[0]} damaged?"
             )
-        layout = StoreLayout(
-            directories=tuple(map(str, directories)),
-            num_layers=geometry.num_layers,
-            segment_bytes=geometry.segment_bytes,
-            chunk_bytes=geometry.chunk_bytes,
+        layout = StoreLayout.of(
+            directories,
+            geometry,
             chunks_per_file=chunks_per_file,
             num_chunks=num_chunks,
             store_id=store_id,
