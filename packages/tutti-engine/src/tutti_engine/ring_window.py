@@ -35,13 +35,13 @@ class SlotBank:
         self.first = first
         self.count = count
         self._busy = bytearray(count)
+        self._taken = 0
         self._changed = threading.Condition()
 
     @property
     def busy(self) -> int:
         """Number of slots that are taken now."""
-        with self._changed:
-            return self._busy.count(1)
+        return self._taken
 
     def acquire(self, count: int, deadline: float) -> int | None:
         """Take ``count`` neighbouring slots; wait for them until ``time.monotonic()`` reaches ``deadline``.
@@ -56,6 +56,7 @@ class SlotBank:
                 if remaining <= 0 or not self._changed.wait(remaining):
                     return None
             self._busy[start : start + count] = b"\x01" * count
+            self._taken += count
             return self.first + start
 
     def acquire_free(self, count: int, runs: int) -> list[int]:
@@ -67,10 +68,12 @@ class SlotBank:
             start = self._busy.find(bytes(count * runs))
             if start >= 0:
                 self._busy[start : start + count * runs] = b"\x01" * (count * runs)
+                self._taken += count * runs
                 return list(range(self.first + start, self.first + start + count * runs, count))
             start = 0
             while len(taken) < runs and (start := self._busy.find(bytes(count), start)) >= 0:
                 self._busy[start : start + count] = b"\x01" * count
+                self._taken += count
                 taken.append(self.first + start)
                 start += count
         return taken
@@ -82,6 +85,7 @@ class SlotBank:
             if start < 0 or self._busy[start : start + count] != b"\x01" * count:
                 raise GeometryError(f"slots {slot}..{slot + count - 1} are released but were not all taken")
             self._busy[start : start + count] = bytes(count)
+            self._taken -= count
             self._changed.notify_all()
 
     def _find(self, count: int) -> int | None:

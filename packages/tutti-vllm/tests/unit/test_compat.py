@@ -12,6 +12,7 @@ from tutti_vllm import compat
 
 def pretend(monkeypatch, version):
     """Have a vLLM of that version installed, None for no vLLM at all."""
+    monkeypatch.delenv(compat.TRY_ANYWAY, raising=False)
     for name in [
         each for each in sys.modules if each == "tutti_vllm.connector_v1" or each.startswith("vllm")
     ]:
@@ -40,7 +41,12 @@ def test_a_supported_version_is_returned(monkeypatch, version):
 @pytest.mark.parametrize("version", ["0.31.0", "0.9.2", "0.34.0", "1.0.0rc2", "0.3"])
 def test_an_unsupported_version_is_named_in_one_line(monkeypatch, version):
     pretend(monkeypatch, version)
-    assert refusal() == f"Tutti: tutti-vllm supports vLLM >=0.32,<0.34, but {version} is installed"
+    assert refusal() == (
+        f"Tutti: tutti-vllm supports vLLM >=0.32,<0.34, but {version} is installed"
+        " (TUTTI_UNSUPPORTED_VLLM=1 in the environment tries it all the same)"
+    )
+    monkeypatch.setenv(compat.TRY_ANYWAY, "1")
+    assert compat.check_vllm() == version
 
 
 def test_a_missing_vllm_is_asked_for_in_one_line(monkeypatch):
