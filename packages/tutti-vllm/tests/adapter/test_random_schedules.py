@@ -87,7 +87,8 @@ class Life:
 
     def _anything_parked(self):
         # vLLM refuses to reset while blocks wait for a load or for steps that are under way.
-        return self.overlapped or self.server.connector.in_use().get("load_plans", 0) > 0
+        waiting = self.server.scheduler.kv_holding_waiting
+        return self.overlapped or bool(waiting) or self.server.connector.in_use().get("load_plans", 0) > 0
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the connector costs vLLM's scheduler: a step with nothing to do, and a long new request.
+
+    python benchmarks/scheduler_time.py [--json FILE]
+
+Calls the connector's own callbacks as the scheduler does, with requests that have what it reads of vLLM's, and
+a planner whose index is full of chunks. Prints medians and the limits: 100 us a step with 64 running requests,
+1 ms until a request of 128K tokens knows its hit. Times are of computing in this thread alone. Chunks are of 64
+tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest, and so the most, that the automatic
+choice makes of a common model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
+from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiWorkerMetadata
+from tutti_vllm.load_mode import LoadRules
+from tutti_vllm.messages import StepReport
+from tutti_vllm.scheduler import SchedulerSide
+
+BLOCK_TOKENS = 16
+GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)
+LONG = 131_072
+RUNNING = 64
+SUM = bytes(8 * GEOMETRY.num_layers)
+
+
+class Request(SimpleNamespace):
+    """What the connector reads of a request of vLLM's."""
+
+    def __init__(self, name: str, seed: int, tokens: int) -> None:
+        blocks = tokens // BLOCK_TOKENS
+        super().__init__(
+            request_id=name,
+            num_tokens=tokens,
+            num_prompt_tokens=tokens,
+            num_computed_tokens=0,
+            # Never read here: token ids are for KV events only.
+            all_token_ids=range(tokens),
+            cache_salt=None,
+            lora_request=None,
+            pooling_params=None,
+            skip_reading_prefix_cache=False,
+            block_hashes=[hashlib.sha256(b"%d %d" % (seed, block)).digest() for block in range(blocks)],
+        )
+
+
+class Blocks:
+    """A block table as ``update_state_after_alloc`` gets it, and as a step's output tells it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._table = ([*range(1, tokens // BLOCK_TOKENS + 2)],)
+
+    def get_block_ids(self, request_id: str = "") -> tuple[list[int], ...]:
+        """Return the one group's block ids."""
+        return self._table
+
+
+class Scheduler:
+    """The scheduler's side of a connector, and the calls that one step makes."""
+
+    def __init__(self, chunks: int) -> None:
+        rules = LoadRules(mode="async")
+        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(chunks))
+        self.side = SchedulerSide(self.engine, None, hash_tokens=BLOCK_TOKENS, rules=rules)
+        self.connector = TuttiConnectorV1.__new__(TuttiConnectorV1)
+        self.connector._scheduler, self.connector._worker = self.side, None
+
+    def build(self, scheduled: dict[str, int], blocks: Blocks) -> Any:
+        """Return a step's orders."""
+        output = SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            scheduled_spec_decode_tokens={},
+            preempted_req_ids=set(),
+            finished_req_ids=set(),
+            kv_connector_block_state=blocks,
+        )
+        return self.connector.build_connector_meta(output).orders
+
+    def end(self, report: StepReport | None) -> None:
+        """Make the calls that follow a step."""
+        metadata = None if report is None else TuttiWorkerMetadata(report)
+        self.connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=metadata))
+        self.connector.get_kv_connector_stats()
+        self.connector.take_events()
+        self.connector.has_pending_push_work()
+
+    def store(self, request: Request) -> None:
+        """Make the whole request a hit."""
+        self.connector.on_new_request(request)
+        orders = self.build({request.request_id: request.num_tokens}, Blocks(request.num_tokens))
+        results = [StoreResult(plan.plan_id, (SUM,) * len(plan.transfers)) for plan in orders.stores]
+        self.end(StepReport({0: tuple(results)}))
+        self.connector.request_finished(request, [])
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of computing that a call takes; others on the machine do not count."""
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
+
+
+def measure_idle_step(scheduler: Scheduler, steps: int) -> float:
+    """Return the median seconds of all calls in a step of running requests that complete no chunk."""
+    requests = [Request(f"running {n}", 1000 + n, 1024) for n in range(RUNNING)]
+    blocks = Blocks(2048)
+    for request in requests:
+        scheduler.connector.on_new_request(request)
+        scheduler.build({request.request_id: 1024}, blocks)
+        request.num_computed_tokens, request.num_tokens = 1024, 1025
+    scheduler.end(None)
+    scheduled = dict.fromkeys((request.request_id for request in requests), 1)
+    found = []
+    for _ in range(steps):
+        found.append(timed(lambda: (scheduler.build(scheduled, blocks), scheduler.end(None))))
+    for request in requests:
+        scheduler.connector.request_finished(request, [])
+    return statistics.median(found)
+
+
+def measure_new_request(scheduler: Scheduler, runs: int, *, hit: bool) -> dict[str, float]:
+    """Return the median seconds of each call that a new request of 128K tokens causes until it is admitted."""
+    asked, again, admitted, ordered = [], [], [], []
+    connector, blocks = scheduler.connector, Blocks(LONG + BLOCK_TOKENS)
+    for run in range(runs):
+        request = Request(f"new {run}", 7 if hit else 100 + run, LONG)
+        connector.on_new_request(request)
+        asked.append(timed(lambda: connector.get_num_new_matched_tokens(request, 0)))
+        again.append(timed(lambda: connector.get_num_new_matched_tokens(request, 0)))
+        tokens, _ = connector.get_num_new_matched_tokens(request, 0)
+        assert bool(tokens) is hit
+        admitted.append(timed(lambda: connector.update_state_after_alloc(request, blocks, tokens)))
+        orders: list[Any] = []
+        step = {} if hit else {request.request_id: 2048}
+        ordered.append(timed(lambda: orders.append(scheduler.build(step, blocks))))
+        results: list[Any] = [LoadResult(load.plan.plan_id) for load in orders[0].loads]
+        results += [StoreResult(p.plan_id, (None,) * len(p.transfers)) for p in orders[0].stores]
+        scheduler.end(StepReport({0: tuple(results)}))
+        connector.request_finished(request, [])
+    return {
+        "lookup": statistics.median(asked),
+        "lookup_again": statistics.median(again),
+        "admission": statistics.median(admitted),
+        "first_orders": statistics.median(ordered),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--chunks", type=int, default=262_144, help="places in the store")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(f"filling {options.chunks} chunks", file=sys.stderr)
+    scheduler = Scheduler(options.chunks)
+    long_chunks = LONG // GEOMETRY.chunk_tokens
+    for number in range(options.chunks // long_chunks - 1):
+        scheduler.store(Request("filler", 10_000 + number, LONG))
+    scheduler.store(Request("stored", 7, LONG))
+    # As vLLM's engine does once it has started: else each of Python's collections walks through all of vLLM.
+    gc.collect()
+    gc.freeze()
+    print("measuring", file=sys.stderr)
+    step = measure_idle_step(scheduler, options.steps)
+    hit = measure_new_request(scheduler, options.runs, hit=True)
+    miss = measure_new_request(scheduler, options.runs, hit=False)
+    print("| what | time | limit |")
+    print("| --- | ---: | ---: |")
+    print(f"| a step with {RUNNING} running requests and nothing to do | {step * 1e6:,.0f} us | 100 us |")
+    for name, found in (("hit", hit), ("miss", miss)):
+        for what, seconds in found.items():
+            limit = "1,000 us" if what == "lookup" else "-"
+            label = what.replace("_", " ")
+            print(f"| new request of {LONG:,} tokens, {name}: {label} | {seconds * 1e6:,.0f} us | {limit} |")
+    if options.json:
+        options.json.write_text(json.dumps({"step": step, "hit": hit, "miss": miss}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
