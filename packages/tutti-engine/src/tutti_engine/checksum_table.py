@@ -36,6 +36,8 @@ class ChecksumTable:
         """Return the parts of a slot, one a rank. Raises ValueError for a slot out of range."""
         self._check(slot)
         joined, size = self.row(slot), self.part_bytes
+        if self.ranks == 1:
+            return (joined,)
         return tuple(joined[at : at + size] for at in range(0, self.width, size))
 
     def set(self, slot: int, parts: Sequence[bytes]) -> None:

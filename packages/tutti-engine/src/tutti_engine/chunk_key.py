@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import cast
 
 from tutti_engine.plan import ChunkKey
 
@@ -56,4 +57,9 @@ def keys_from_block_hashes(
     """
     whole = len(block_hashes) // hashes_per_chunk
     stop = whole if stop is None else min(stop, whole)
-    return [ChunkKey(bytes(block_hashes[(chunk + 1) * hashes_per_chunk - 1])) for chunk in range(start, stop)]
+    first = (start + 1) * hashes_per_chunk - 1
+    last = block_hashes[first : stop * hashes_per_chunk : hashes_per_chunk]
+    # A long prompt has thousands, and a scheduler that waits.
+    if isinstance(last, list) and set(map(type, last)) <= {bytes}:
+        return cast("list[ChunkKey]", last)
+    return [ChunkKey(bytes(each)) for each in last]

@@ -266,14 +266,15 @@ class Planner:
         self.load_breaker.allow()
         transfers = []
         entries = []
+        index = self._index
         for key, block_ids in wanted:
-            entry = self._index.get(key)
+            entry = index.get(key)
             entries.append(entry)
             if entry is None:
                 transfers.append(ChunkTransfer(key, None, block_ids))
                 continue
-            self._index.pin(entry)
-            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, self._index.checksums(entry)))
+            index.pin(entry)
+            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, index.checksums(entry)))
         if use is None:
             keys = [key for key, _ in wanted]
             self._index.touch(keys)

@@ -52,13 +52,25 @@ class LoadTable:
         self._end = end
         size = geometry.chunk_tokens
         self.chunks = range(held // size, -(-end // size))
+        # For each group its table, a chunk's blocks in it, and the first block to fill and the first beyond.
+        self._columns = [
+            (
+                block_ids[number],
+                geometry.blocks_of(number),
+                held // group.block_tokens,
+                end // group.block_tokens,
+            )
+            for number, group in enumerate(geometry.groups)
+        ]
 
     def blocks(self, chunk: int) -> tuple[tuple[int, ...], ...]:
         """Return a chunk's blocks for each group, those left alone as ``SKIP_BLOCK``; none if that is all.
 
         Raises ValueError for a full-attention group without a block for a promised token.
         """
-        return tuple(self._group_blocks(chunk, number) for number in range(len(self._geometry.groups)))
+        if len(self._columns) == 1:
+            return (self._group_blocks(chunk, 0),)
+        return tuple(self._group_blocks(chunk, number) for number in range(len(self._columns)))
 
     def promised(self) -> tuple[int, ...]:
         """Return all blocks that are to be filled."""
@@ -70,16 +82,19 @@ class LoadTable:
         return tuple(found)
 
     def _group_blocks(self, chunk: int, number: int) -> tuple[int, ...]:
-        group = self._geometry.groups[number]
-        count = self._geometry.blocks_of(number)
-        first, last = self._held // group.block_tokens, self._end // group.block_tokens
-        table = self._block_ids[number]
+        table, count, first, last = self._columns[number]
+        start, stop = chunk * count, (chunk + 1) * count
+        if first <= start and stop <= last:
+            # Nearly every chunk of a long load.
+            whole = tuple(table[start:stop])
+            if NULL_BLOCK not in whole:
+                return whole
         blocks = tuple(
             table[index] if first <= index < last and table[index] != NULL_BLOCK else SKIP_BLOCK
-            for index in range(chunk * count, (chunk + 1) * count)
+            for index in range(start, stop)
         )
-        if group.is_partial:
+        if self._geometry.groups[number].is_partial:
             return blocks if any(block != SKIP_BLOCK for block in blocks) else ()
-        if NULL_BLOCK in table[max(first, chunk * count) : min(last, (chunk + 1) * count)]:
+        if NULL_BLOCK in table[max(first, start) : min(last, stop)]:
             raise ValueError(f"vLLM gave no block for a part of chunk {chunk} that it takes as loaded")
         return blocks

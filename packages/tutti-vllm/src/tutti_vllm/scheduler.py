@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import ChunkKey, LoadResult, StorePlan, TuttiEngine
@@ -57,6 +57,8 @@ class _Tracked:
     # Whether its first step is behind it, and what is measured of its prefill.
     started: bool = False
     prefill: Prefill | None = None
+    # Of the prompt and of what was answered so far.
+    keys: list[ChunkKey] = field(default_factory=list)
 
 
 class SchedulerSide:
@@ -151,7 +153,7 @@ class SchedulerSide:
         tracked.local_tokens = local_tokens
         first = local_tokens // self._chunk_tokens
         last = (request.num_tokens - 1) // self._chunk_tokens
-        keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
+        keys = self._keys_of(tracked)[first:last]
         hits = self._engine.planner.lookup_prefix(keys, first_chunk=first, held_tokens=local_tokens)
         return max(0, (first + hits) * self._chunk_tokens - local_tokens)
 
@@ -170,9 +172,7 @@ class SchedulerSide:
         table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
         try:
             chunks = table.chunks
-            keys = keys_from_block_hashes(
-                request.block_hashes, self._hashes_per_chunk, start=chunks.start, stop=chunks.stop
-            )
+            keys = self._keys_of(tracked)[chunks.start : chunks.stop]
             plan = self._engine.plan_load(
                 [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys)],
                 self._use_of(tracked, external_tokens),
@@ -314,11 +314,7 @@ class SchedulerSide:
             if completed:
                 uses.append(use)
                 candidates += completed
-                prefixes.append(
-                    keys_from_block_hashes(
-                        tracked.request.block_hashes, self._hashes_per_chunk, stop=tracked.next_store_chunk
-                    )
-                )
+                prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         return () if plan is None else (plan,)
 
@@ -338,12 +334,22 @@ class SchedulerSide:
         for plan in stores:
             self.events.note(plan, [each.request for each in tracked])
 
+    def _keys_of(self, tracked: _Tracked) -> list[ChunkKey]:
+        """Return the keys of a request's whole chunks; not to be changed."""
+        keys, hashes, each = tracked.keys, tracked.request.block_hashes, self._hashes_per_chunk
+        # A request that goes on with new input may lose tokens, and the hashes of their blocks.
+        if keys and (len(hashes) < len(keys) * each or keys[-1] != hashes[len(keys) * each - 1]):
+            keys.clear()
+        if len(hashes) >= (len(keys) + 1) * each:
+            keys += keys_from_block_hashes(hashes, each, start=len(keys))
+        return keys
+
     def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:
         """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""
         if tracked.use is None:
             request = tracked.request
             self.meter.note_prompt(request.num_tokens, hit_tokens)
-            keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk)
+            keys = self._keys_of(tracked).copy()
             tracked.use = self._engine.note_prompt(keys, request.cache_salt)
         return tracked.use
 
@@ -357,7 +363,7 @@ class SchedulerSide:
         last = (request.num_computed_tokens + tokens) // self._chunk_tokens
         if last <= first:
             return []
-        keys = keys_from_block_hashes(request.block_hashes, self._hashes_per_chunk, start=first, stop=last)
+        keys = self._keys_of(tracked)[first:last]
         tracked.next_store_chunk = first + len(keys)
         if all(self._engine.planner.is_known(key) for key in keys):
             return []
