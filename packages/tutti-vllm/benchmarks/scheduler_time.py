@@ -3,11 +3,11 @@
 
     python benchmarks/scheduler_time.py [--json FILE]
 
-Calls the connector's own callbacks as the scheduler does, with requests that have what it reads of vLLM's, and
-a planner whose index is full of chunks. Prints medians and the limits: 100 us a step with 64 running requests,
-1 ms until a request of 128K tokens knows its hit. Times are of computing in this thread alone. Chunks are of 64
-tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest, and so the most, that the automatic
-choice makes of a common model.
+Calls the connector's own callbacks as the scheduler does, with requests that have what it reads of vLLM's,
+and a planner whose index is full of chunks. Prints medians and the limits: 100 us a step with 64 running
+requests, 1 ms until a request of 128K tokens knows its hit. Times are of computing in this thread alone. Chunks
+are of 64 tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest, and so the most, that the
+automatic choice makes of a common model.
 """
 
 from __future__ import annotations
@@ -106,11 +106,12 @@ class Scheduler:
         self.connector.request_finished(request, [])
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Return the seconds of computing that a call takes; others on the machine do not count."""
+def timed(into: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a call, note the seconds of computing that it takes, and return what it returns."""
     start = time.thread_time()
-    call()
-    return time.thread_time() - start
+    answer = call(*arguments)
+    into.append(time.thread_time() - start)
+    return answer
 
 
 def measure_idle_step(scheduler: Scheduler, steps: int) -> float:
@@ -123,39 +124,32 @@ def measure_idle_step(scheduler: Scheduler, steps: int) -> float:
         request.num_computed_tokens, request.num_tokens = 1024, 1025
     scheduler.end(None)
     scheduled = dict.fromkeys((request.request_id for request in requests), 1)
-    found = []
+    found: list[float] = []
     for _ in range(steps):
-        found.append(timed(lambda: (scheduler.build(scheduled, blocks), scheduler.end(None))))
+        timed(found, lambda: (scheduler.build(scheduled, blocks), scheduler.end(None)))
     for request in requests:
         scheduler.connector.request_finished(request, [])
     return statistics.median(found)
 
 
 def measure_new_request(scheduler: Scheduler, runs: int, *, hit: bool) -> dict[str, float]:
-    """Return the median seconds of each call that a new request of 128K tokens causes until it is admitted."""
-    asked, again, admitted, ordered = [], [], [], []
+    """Return the median seconds of each call that a new request of 128K tokens causes."""
+    times: dict[str, list[float]] = {"lookup": [], "lookup_again": [], "admission": [], "first_orders": []}
     connector, blocks = scheduler.connector, Blocks(LONG + BLOCK_TOKENS)
     for run in range(runs):
         request = Request(f"new {run}", 7 if hit else 100 + run, LONG)
         connector.on_new_request(request)
-        asked.append(timed(lambda: connector.get_num_new_matched_tokens(request, 0)))
-        again.append(timed(lambda: connector.get_num_new_matched_tokens(request, 0)))
-        tokens, _ = connector.get_num_new_matched_tokens(request, 0)
+        for what in ("lookup", "lookup_again"):
+            tokens, _ = timed(times[what], connector.get_num_new_matched_tokens, request, 0)
         assert bool(tokens) is hit
-        admitted.append(timed(lambda: connector.update_state_after_alloc(request, blocks, tokens)))
-        orders: list[Any] = []
+        timed(times["admission"], connector.update_state_after_alloc, request, blocks, tokens)
         step = {} if hit else {request.request_id: 2048}
-        ordered.append(timed(lambda: orders.append(scheduler.build(step, blocks))))
-        results: list[Any] = [LoadResult(load.plan.plan_id) for load in orders[0].loads]
-        results += [StoreResult(p.plan_id, (None,) * len(p.transfers)) for p in orders[0].stores]
+        orders = timed(times["first_orders"], scheduler.build, step, blocks)
+        results: list[Any] = [LoadResult(load.plan.plan_id) for load in orders.loads]
+        results += [StoreResult(plan.plan_id, (None,) * len(plan.transfers)) for plan in orders.stores]
         scheduler.end(StepReport({0: tuple(results)}))
         connector.request_finished(request, [])
-    return {
-        "lookup": statistics.median(asked),
-        "lookup_again": statistics.median(again),
-        "admission": statistics.median(admitted),
-        "first_orders": statistics.median(ordered),
-    }
+    return {what: statistics.median(found) for what, found in times.items()}
 
 
 def main() -> None:
