@@ -5,9 +5,9 @@
 
 Calls the connector's own callbacks as the scheduler does, with requests that have what it reads of vLLM's,
 and a planner whose index is full of chunks. Prints medians and the limits: 100 us a step with 64 running
-requests, 1 ms until a request of 128K tokens knows its hit. Times are of computing in this thread alone. Chunks
-are of 64 tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest, and so the most, that the
-automatic choice makes of a common model.
+requests, 1 ms until a request of 128K tokens knows its hit. Times are of computing in this thread alone.
+Chunks are of 64 tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest, and so the most,
+that the automatic choice makes of a common model.
 """
 
 from __future__ import annotations
