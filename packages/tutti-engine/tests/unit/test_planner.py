@@ -508,3 +508,14 @@ def test_a_rank_that_reports_twice_does_not_speak_for_the_other():
     assert planner.lookup_prefix([b"a"]) == 0
     assert planner.complete_store(1, StoreResult(plan.plan_id, (SUM,)))
     assert planner.lookup_prefix([b"a"]) == 1
+
+
+def test_what_goes_on_from_a_store_that_failed_is_counted_out():
+    planner = Planner(GEOMETRY, range(4))
+    first = planner.plan_store(candidates(b"p"), [[b"p"]])
+    second = planner.plan_store(candidates(b"q"), [[b"p", b"q"]])
+    planner.complete_store(0, StoreResult(second.plan_id, (SUM,)))
+    assert planner.resident_chunks == 1
+    planner.complete_store(0, StoreResult(first.plan_id, (None,), errno=errno.EIO))
+    counters = planner.counters.snapshot()
+    assert (planner.resident_chunks, counters["store_chunks"], counters["lost_chunks"]) == (0, 1, 1)

@@ -290,3 +290,18 @@ def test_a_request_that_is_not_looked_after_gets_nothing(rig):
     rig.cached(256)
     assert rig.side.matched_tokens(Request("stranger", 300), 0) == 0
     assert rig.step([("stranger", 300)]).stores == ()
+
+
+def test_a_prompt_is_counted_once_with_what_was_promised_of_it_at_first(rig):
+    rig.cached(256)
+    first = rig.side.counters()
+    request = rig.add("r", 300)
+    tokens = rig.side.matched_tokens(request, 0)
+    assert rig.side.counters()["prompts"] == first["prompts"], "asking counts no prompt"
+    rig.side.plan_load(request, [list(range(1, 20))], tokens)
+    rig.step({})
+    request.num_computed_tokens = tokens
+    rig.step([("r", 44)])
+    rig.side.plan_load(request, [list(range(1, 20))], tokens)
+    moved = {name: total - first.get(name, 0) for name, total in rig.side.counters().items()}
+    assert (moved["prompts"], moved["prompt_tokens"], moved["hits"], moved["hit_tokens"]) == (1, 300, 1, 256)
