@@ -203,8 +203,17 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         )
 
     @contained(lambda: None)
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take the way to vLLM's own prefix cache, from which spoilt blocks have to go."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.exposed.bind(kv_cache_manager.evict_blocks)
+
+    @contained(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports."""
+        if self._scheduler is not None:
+            self._scheduler.exposed.end_step(getattr(connector_output, "invalid_block_ids", None) or ())
         metadata = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(metadata, TuttiWorkerMetadata):
             self._scheduler.take_report(metadata.report)

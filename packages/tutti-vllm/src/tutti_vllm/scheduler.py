@@ -14,6 +14,7 @@ from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.block_tables import BlockTables, LoadTable, stored_blocks
+from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
@@ -91,6 +92,7 @@ class SchedulerSide:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
+        self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
         self._prefills = PrefillTimes(engine.note_compute)
@@ -121,9 +123,12 @@ class SchedulerSide:
     def promise(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``local_tokens`` will be loaded, and whether beside the steps.
 
-        None stands for a hit that has to wait, because enough loads are on their way. vLLM may ask as often
-        as it likes: a request's answer changes only with what is stored and what is being loaded.
+        None stands for a hit that has to wait, because enough loads are on their way, or because its local
+        part is still being loaded. vLLM may ask as often as it likes: a request's answer changes only with
+        what is stored and what is being loaded.
         """
+        if self.exposed.shared_by(request, local_tokens):
+            return None, False
         tokens = self.matched_tokens(request, local_tokens)
         if not tokens:
             return 0, False
@@ -184,6 +189,8 @@ class SchedulerSide:
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
             self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
+        if tracked.layerwise:
+            self.exposed.begin(request, held, block_ids[0])
         self._loads.append(RequestLoad(request.request_id, table.promised(), plan, tracked.layerwise))
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
@@ -202,6 +209,7 @@ class SchedulerSide:
             draft_tokens: for some requests the speculated tokens among them, which may be rejected.
             block_ids_of: returns a scheduled request's block table of each group.
         """
+        self.exposed.end_planning()
         first, self._announced = not self._announced, True
         self._computing = len(scheduled_tokens)
         loads, self._loads = tuple(self._loads), []

@@ -87,6 +87,7 @@ BROKEN_HOOKS = [
     ("request_finished", (REQUEST, []), (False, None)),
     ("request_finished_all_groups", (REQUEST, ([], [])), (False, None)),
     ("get_transfer_results", (set(),), KVConnectorTransferResults()),
+    ("bind_kv_cache_manager", (None,), None),
     ("has_pending_push_work", (), False),
     ("reset_cache", (), False),
     ("start_load_kv", (None,), None),
