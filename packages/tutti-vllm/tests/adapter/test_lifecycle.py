@@ -194,11 +194,12 @@ def test_a_follow_up_turn_finds_what_was_answered(server, words, mode, overlappe
 
 
 def test_prompt_logprobs_need_every_prompt_token_computed(server, words, mode):
-    one = serve(server, mode)
+    one = server(settings={"load_mode": mode, "break_even": True})
     one.answer("a", words(1, 200))
     one.forget_memory()
     one.answer("b", words(1, 200), prompt_logprobs=1)
     assert one.count("load_chunks") == one.count("async_loads") == one.count("layerwise_loads") == 0
+    assert one.count("break_even_loads") == 0, "vLLM would drop the answer"
 
 
 def test_resets_with_and_without_the_connector(server, words, overlapped):

@@ -262,6 +262,14 @@ def test_what_was_computed_before_a_reset_is_not_stored_after_it(rig):
     assert len(rig.step([("s", 128)]).stores[0].transfers) == 2
 
 
+def test_a_chunk_that_was_begun_before_a_reset_is_not_stored_either(rig):
+    request = rig.add("r", 128)
+    rig.step([("r", 32)])
+    assert rig.side.reset()
+    request.num_computed_tokens = 32
+    assert rig.step([("r", 96)]).stores == ()
+
+
 def test_a_report_that_cannot_be_taken_does_not_lose_the_others(rig, monkeypatch):
     rig.cached(256)
     requests = [rig.add(name, 300) for name in "ab"]
