@@ -313,3 +313,12 @@ def test_a_prompt_is_counted_once_with_what_was_promised_of_it_at_first(rig):
     rig.side.plan_load(request, [list(range(1, 20))], tokens)
     moved = {name: total - first.get(name, 0) for name, total in rig.side.counters().items()}
     assert (moved["prompts"], moved["prompt_tokens"], moved["hits"], moved["hit_tokens"]) == (1, 300, 1, 256)
+
+
+def test_an_answer_fills_the_first_chunk_of_a_prompt_that_was_shorter(rig):
+    request = rig.add("r", 50)
+    assert rig.step([("r", 50)]).stores == ()
+    request.num_tokens, request.num_computed_tokens = 65, 50
+    request.__post_init__()
+    (plan,) = rig.step([("r", 14)]).stores
+    assert len(plan.transfers) == 1

@@ -37,8 +37,11 @@ MIN_RECORDS, MAX_RECORDS = 4096, 16384
 
 
 def length_class(num_chunks: int) -> int:
-    """Return 0 to 7 for prompts of 1, 2, 4 … 128 and more chunks."""
-    return min(NUM_LENGTHS, num_chunks.bit_length()) - 1
+    """Return 0 to 7 for prompts of 1, 2, 4 … 128 and more chunks; one shorter than a chunk is in class 0.
+
+    Its first whole chunk ends in the answer.
+    """
+    return min(NUM_LENGTHS, max(1, num_chunks).bit_length()) - 1
 
 
 def own_mark(turn: int, num_chunks: int) -> int:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the history finds in a prompt, and what it concludes from many."""
 
+import pytest
+
 from tutti_engine.policies.ages import bucket_of
 from tutti_engine.policies.reuse import SHARED, ReuseHistory, length_class, own_mark, shared_mark, turn_of
 
@@ -66,3 +68,11 @@ def test_it_remembers_no_more_than_it_may():
         history.note(keys, own_mark(1, 4), shared_mark(1), 0, number)
     assert len(history._records) <= 4096
     assert len(history._places) <= 4 * 4096
+
+
+@pytest.mark.parametrize("turn", [1, 2, 16, 99])
+@pytest.mark.parametrize("chunks", [0, 1, 2, 127, 128, 10**6])
+def test_every_prompt_has_a_mark_of_its_own_turn(turn, chunks):
+    mark = own_mark(turn, chunks)
+    assert 0 <= mark < SHARED
+    assert turn_of(mark) == min(turn, 16)
