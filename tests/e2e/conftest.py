@@ -87,6 +87,39 @@ class Engine:
         assert moved.get("written_bytes", 0) == stored * CHUNK_BYTES
         return loaded, stored
 
+    @property
+    def kv_cache_config(self) -> Any:
+        """How vLLM laid out its KV cache."""
+        return self._core.scheduler.kv_cache_config
+
+    def watch_blocks(self) -> dict[str, list[int]]:
+        """Return a dictionary that will have the block table of every request, of the first cache group."""
+        scheduler, tables = self._core.scheduler, {}
+        step = scheduler.schedule
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
+            for request_id in scheduler.requests:
+                tables[request_id] = list(scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+            return output
+
+        scheduler.schedule = schedule
+        return tables
+
+    def pages(self, layers: Sequence[str], block_ids: Sequence[int]) -> dict[str, bytes]:
+        """Return the bytes of some blocks, layer by layer."""
+        import torch
+
+        context = self._core.vllm_config.compilation_config.static_forward_context
+        caches = {name: context[name].kv_cache for name in layers}
+        return {
+            name: torch.stack([cache[block].contiguous() for block in block_ids])
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+            for name, cache in caches.items()
+        }
+
     def forget_memory(self, *, disk: bool = False) -> None:
         """Empty vLLM's own prefix cache, and the connector's if asked to."""
         assert self.llm.reset_prefix_cache(reset_connector=disk)

@@ -81,17 +81,43 @@ def read_topology(vllm_config: Any, kv_cache_config: Any) -> Topology:
             raise UnsupportedError(f"{name} is {size}; Tutti supports 1 at present")
     ranks = parallel.tensor_parallel_size
     replicas = getattr(kv_cache_config, "kv_tp_replicas", 1)
+    if replicas == 1 and ranks > 1:
+        replicas = _copied_heads(vllm_config, kv_cache_config, ranks)
     if ranks % replicas:
         raise UnsupportedError(f"{ranks} tensor-parallel ranks are no whole number of groups of {replicas}")
     return Topology(ranks, _stages(vllm_config), replicas)
+
+
+def _copied_heads(vllm_config: Any, kv_cache_config: Any, ranks: int) -> int:
+    """Return how many consecutive ranks hold the same KV because there are fewer heads than ranks.
+
+    vLLM tells that only of latents. Here it is taken as true only where all layers are alike and the model
+    has one number of KV heads: a rank that held other heads would load wrong ones.
+    """
+    model = vllm_config.model_config
+    total = getattr(model, "get_total_num_kv_heads", lambda: ranks)()
+    groups = kv_cache_config.kv_cache_groups
+    if total >= ranks or ranks % total or len(groups) != 1 or _has_draft_model(vllm_config):
+        return 1
+    spec = groups[0].kv_cache_spec
+    if type(spec).__name__ != "FullAttentionSpec" or spec.num_kv_heads != 1:
+        return 1
+    config = getattr(model, "hf_text_config", model.hf_config).to_dict()
+    numbers = [name for name in config if "kv_heads" in name or "key_value_heads" in name]
+    return ranks // total if numbers == ["num_key_value_heads"] else 1
+
+
+def _has_draft_model(vllm_config: Any) -> bool:
+    method = getattr(getattr(vllm_config, "speculative_config", None), "method", None)
+    return method is not None and method not in _WITHOUT_LAYERS
 
 
 def _stages(vllm_config: Any) -> tuple[int, ...]:
     size = vllm_config.parallel_config.pipeline_parallel_size
     if size == 1:
         return (1,)
-    method = getattr(getattr(vllm_config, "speculative_config", None), "method", None)
-    if method is not None and method not in _WITHOUT_LAYERS:
+    if _has_draft_model(vllm_config):
+        method = vllm_config.speculative_config.method
         # Its layers are in the last stage, and vLLM tells the scheduler of the first one's only.
         raise UnsupportedError(
             f"speculative decoding with {method!r} and {size} pipeline stages: use one of them, or draft"

@@ -217,6 +217,28 @@ def test_latents_that_all_ranks_hold_are_one_part(folder):
     assert make_geometry(server(folder, tensor_parallel_size=4), kv, 2).page_bytes == 32 * 576 * 2
 
 
+@pytest.mark.parametrize(
+    ("ranks", "heads", "specs", "facts", "method", "copies"),
+    [
+        (4, 1, [spec(num_kv_heads=1)], {}, None, 4),
+        (4, 2, [spec(num_kv_heads=1)], {}, None, 2),
+        (4, 2, [spec(num_kv_heads=1)], {}, "ngram", 2),
+        (4, 4, [spec(num_kv_heads=1)], {}, None, 1),
+        (2, 4, [spec(num_kv_heads=2)], {}, None, 1),
+        (4, 3, [spec(num_kv_heads=1)], {}, None, 1),
+        # Layers with heads of another number, or what might be such.
+        (4, 1, [spec(num_kv_heads=1), window(num_kv_heads=1)], {}, None, 1),
+        (4, 1, [spec(num_kv_heads=1)], {"num_global_key_value_heads": 4}, None, 1),
+        (4, 1, [spec(num_kv_heads=1)], {}, "eagle", 1),
+    ],
+)
+def test_heads_that_several_ranks_hold_are_stored_once(folder, ranks, heads, specs, facts, method, copies):
+    config = server(folder, tensor_parallel_size=ranks, method=method)
+    config.model_config.get_total_num_kv_heads = lambda: heads
+    config.model_config.hf_config.values |= {"num_key_value_heads": heads} | facts
+    assert read_topology(config, cache_config(*specs)).replicas == copies
+
+
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
 def test_block_hashes_that_may_collide_or_change_are_refused(folder, algorithm):
     with pytest.raises(UnsupportedError, match=algorithm):

@@ -50,7 +50,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 64,
         "v_head_dim": 64,
-        "n_routed_experts": None,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 1,
+        "n_shared_experts": 1,
         "first_k_dense_replace": 3,
     },
     "qwen3": {
@@ -62,19 +64,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "head_dim": 64,
     },
-    # Every other layer keeps a running state.
-    "bamba": {
-        "model_type": "bamba",
+    # The first layer keeps the end of a convolution instead of keys and values.
+    "lfm2": {
+        "model_type": "lfm2",
         "num_hidden_layers": 2,
         "hidden_size": 256,
         "intermediate_size": 512,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "attn_layer_indices": [1],
-        "mamba_n_heads": 8,
-        "mamba_d_head": 64,
-        "mamba_d_state": 16,
-        "mamba_n_groups": 1,
+        "layer_types": ["conv", "full_attention"],
+        "conv_dim": 256,
+        "block_dim": 256,
+        "block_multiple_of": 256,
+        "block_auto_adjust_ff_dim": False,
+        "block_ffn_dim_multiplier": 1.0,
     },
 }
 """What each family's configuration says beside what all have in common."""
