@@ -201,6 +201,24 @@ def test_clock_that_goes_back_costs_nothing(tmp_path: Path, monkeypatch: pytest.
         assert all(record.last_used >= 0 for record in server.store.catalogue.records())
 
 
+def test_clock_of_another_century_that_is_set_right_again_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 500 * 365 * 86400)
+        with serve(tmp_path) as server:
+            store_all(server)
+            assert set(outcomes(server)) == {"right"}
+    with serve(tmp_path, chunks=16) as server:
+        assert set(outcomes(server)) == {"right"}
+        for number in range(16):
+            key = b"fresh-%02d" % number
+            wait_until(lambda key=key: server.store_chunks([key]), "room for one more")
+            # What was used in the future is no newer than what is used now: it goes first.
+            assert outcomes(server, [key]) == ["right"]
+
+
 def test_catalogue_of_a_newer_version_is_kept_and_the_store_starts_empty(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
