@@ -26,7 +26,7 @@ from tutti_engine.catalogue_record import MAX_NUMBER
 from tutti_engine.catalogue_residents import Residents
 from tutti_engine.checksum_table import ChecksumTable, StoredChecksums
 
-__all__ = ["SLOT_TABLE_NAME", "Row", "SlotTable", "table_bytes"]
+__all__ = ["SLOT_TABLE_NAME", "Row", "SlotTable", "table_bytes", "write_all"]
 
 SLOT_TABLE_NAME = "slots.tab"
 
@@ -187,7 +187,7 @@ def select(
     return Residents(chosen, slots, generations, uses, table)
 
 
-def write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all of ``data``; a short write goes on where it ended."""
     done = os.pwrite(descriptor, data, offset)
     while done < len(data):

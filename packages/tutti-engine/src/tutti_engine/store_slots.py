@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tutti_engine.backends.local_files import make_file, make_rank_directory
+from tutti_engine.slot_table import write_all
 from tutti_engine.store_layout import StoreLayout
 
 __all__ = ["PREPARATIONS", "SlotFiles"]
@@ -63,7 +64,7 @@ class SlotFiles:
             if self._prepare == "written":
                 for start in range(0, length, PIECE_BYTES):
                     piece = memoryview(self._zeros)[: min(PIECE_BYTES, length - start)]
-                    os.pwrite(descriptor, piece, offset + start)
+                    write_all(descriptor, piece, offset + start)
                 os.fdatasync(descriptor)
 
     def empty(self, slot: int) -> None:

@@ -109,6 +109,15 @@ def test_places_have_their_blocks_before_they_are_handed_out(
     assert 6 * PLACE <= occupied <= 20 * PLACE + (1 << 16)
 
 
+def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: real(descriptor, data[:4096], at))
+    layout = layout_in(tmp_path / "a")
+    SlotFiles(layout, 1, "written").prepare(0)
+    with opened(Path(layout.file_path(0, 0))) as descriptor:
+        assert is_written(descriptor, 0, CHUNK)
+
+
 def test_what_is_written_already_is_not_written_again(tmp_path: Path) -> None:
     layout = layout_in(tmp_path / "a")
     files = SlotFiles(layout, 1, "written")

@@ -29,7 +29,7 @@ class HitDensity(EvictionPolicy):
     """Keeps for each class of chunks those used last, and takes from the class whose oldest is worth least.
 
     Of new chunks that are worth less than all of those it says so, which saves the write. Before enough was
-    seen it does as ``lru`` does.
+    seen it does as ``lru`` does, and as long as ``lru`` would have hit more.
     """
 
     name = "hit_density"
@@ -38,7 +38,7 @@ class HitDensity(EvictionPolicy):
         self._columns = columns
         self._lists = SlotLists(columns.num_slots, NUM_MARKS + 1)
         self._restored = bytearray(0)
-        self._history = ReuseHistory(columns.num_slots // 4)
+        self._history = ReuseHistory(columns.num_slots // 4, columns.num_slots)
         # Lists that got a chunk at their old end while victims are looked for.
         self._changed: set[int] = set()
 
@@ -111,7 +111,7 @@ class HitDensity(EvictionPolicy):
             self._changed.clear()
 
     def admits(self, mark: int, now: int, spared: Container[int]) -> bool:
-        table = self._history.table
+        table = self._table
         if table is None:
             return True
         mine = table[mark][0]
@@ -120,6 +120,11 @@ class HitDensity(EvictionPolicy):
             if slot >= 0 and self._worth(which, slot, now)[0] <= mine:
                 return True
         return False
+
+    @property
+    def _table(self) -> list[list[float]] | None:
+        """What places are worth; None where the order of use is the better guess."""
+        return None if self._history.duel.last_use_wins else self._history.table
 
     def _list_of(self, slot: int) -> int:
         return RESTORED if self._restored and self._restored[slot] else self._columns.marks[slot]
@@ -137,7 +142,7 @@ class HitDensity(EvictionPolicy):
     def _worth(self, which: int, slot: int, now: int) -> tuple[float, int, int]:
         """Return a slot's density; of equal ones the longest unused comes first; and its list."""
         columns = self._columns
-        table = self._history.table
+        table = self._table
         mark = RESTORED_MARK if which == RESTORED else which
         density = 0.0 if table is None else table[mark][bucket_of(now - columns.seconds[slot])]
         return density, columns.ticks[slot], which

@@ -9,9 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tutti_engine.policies.ages import NUM_BUCKETS, WIDTHS, bucket_of, densities
+from tutti_engine.policies.duel import Duel
 
 __all__ = ["NUM_MARKS", "SHARED", "ReuseHistory", "length_class", "own_mark", "shared_mark"]
 
@@ -108,9 +110,11 @@ class ReuseHistory:
 
     Args:
         num_records: ends to remember.
+        num_chunks: chunks that the store holds.
     """
 
-    def __init__(self, num_records: int) -> None:
+    def __init__(self, num_records: int, num_chunks: int) -> None:
+        self.duel = Duel(num_chunks)
         self._num_records = max(MIN_RECORDS, min(MAX_RECORDS, num_records))
         self._records: OrderedDict[int, Record] = OrderedDict()
         # Key to number of its record and how far before the end it lies (see BACK), in one number.
@@ -145,6 +149,8 @@ class ReuseHistory:
             place = self._places.get(keys[position])
             if place is not None:
                 number, back = divmod(place, len(BACK))
+                if self._records[number].mark < SHARED:
+                    self.duel.use(number, self._records[number].length - BACK[back])
                 record = self._forget(number)
                 reused = max(0.0, 1.0 - BACK[back] / record.length)
                 bucket = bucket_of(now - record.seconds)
@@ -159,6 +165,9 @@ class ReuseHistory:
         if own > 0:
             ends = tuple(keys[-1 - back] for back in BACK if 2 * back <= own - 1)
             self._remember(Record(mark, now, 1, ends, own))
+            self.duel.put(
+                self._next, mark, own, now, None if self.table is None else partial(self._worth, now)
+            )
         while len(self._records) > self._num_records:
             record = self._forget(next(iter(self._records)))
             self._ends[record.mark][bucket_of(now - record.seconds)] += 1.0
@@ -176,8 +185,13 @@ class ReuseHistory:
         for back, key in enumerate(record.keys):
             self._places[key] = self._next * len(BACK) + back
 
+    def _worth(self, now: int, mark: int, seconds: int) -> float:
+        assert self.table is not None
+        return self.table[mark][bucket_of(now - seconds)]
+
     def _forget(self, number: int) -> Record:
         record = self._records.pop(number)
+        self.duel.drop(number)
         for key in record.keys:
             # A later record may have taken the place.
             if self._places.get(key, -1) // len(BACK) == number:
@@ -188,6 +202,7 @@ class ReuseHistory:
         """Let old habits count half."""
         self._until_aging = 4 * self._num_records
         self._num_hits *= 0.5
+        self.duel.fade()
         for counts in (*self._hits, *self._ends):
             for bucket in range(NUM_BUCKETS):
                 counts[bucket] *= 0.5

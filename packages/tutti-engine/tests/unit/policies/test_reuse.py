@@ -19,21 +19,21 @@ def test_marks_tell_turns_lengths_and_uses_apart():
 
 
 def test_a_prompt_that_goes_on_is_recognised_where_it_does():
-    history = ReuseHistory(100)
+    history = ReuseHistory(100, 400)
     history.note(path(1, 2, 3), own_mark(1, 3), shared_mark(1), 0, 100)
     match = history.find(path(1, 2, 3, 4, 5))
     assert (match.depth, match.turn, match.shared) == (3, 1, 0)
 
 
 def test_a_prompt_that_leaves_out_the_last_chunks_is_recognised_too():
-    history = ReuseHistory(100)
+    history = ReuseHistory(100, 400)
     history.note(path(1, 2, 3, 4, 5), own_mark(2, 5), shared_mark(1), 0, 100)
     assert history.find(path(1, 2, 3, 4, 9)).turn == 2
     assert history.find(path(1, 2, 8, 9)).turn == 0, "too much of it is gone"
 
 
 def test_what_is_shared_is_known_again_with_its_uses():
-    history = ReuseHistory(100)
+    history = ReuseHistory(100, 400)
     for number in range(3):
         history.note(path(1, 2, 10 + number), own_mark(1, 3), shared_mark(1), 2, 100 + number)
     match = history.find(path(1, 2, 99))
@@ -41,14 +41,14 @@ def test_what_is_shared_is_known_again_with_its_uses():
 
 
 def test_nothing_is_concluded_from_little():
-    history = ReuseHistory(100)
+    history = ReuseHistory(100, 400)
     for number in range(60):
         history.note([b"%d" % number], own_mark(1, 1), shared_mark(1), 0, number)
     assert history.table is None
 
 
 def test_classes_whose_prompts_are_gone_on_with_are_worth_more():
-    history = ReuseHistory(100)
+    history = ReuseHistory(100, 400)
     for number in range(400):
         now = number * 10
         first = [b"%d" % number]
@@ -62,7 +62,7 @@ def test_classes_whose_prompts_are_gone_on_with_are_worth_more():
 
 
 def test_it_remembers_no_more_than_it_may():
-    history = ReuseHistory(10)
+    history = ReuseHistory(10, 40)
     for number in range(20_000):
         keys = [b"%d-%d" % (number, chunk) for chunk in range(4)]
         history.note(keys, own_mark(1, 4), shared_mark(1), 0, number)
