@@ -75,6 +75,12 @@ class Engine:
         """Return the connector's counters."""
         return self._core.scheduler.connector.counters()
 
+    def in_use(self) -> dict[str, int]:
+        """Return what is held on both sides of the connector; empty when idle."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return self._core.scheduler.connector.in_use() | get_kv_transfer_group().in_use()
+
     def moved(self, before: dict[str, int]) -> dict[str, int]:
         """Return how far the counters moved."""
         return {name: value - before.get(name, 0) for name, value in self.counters().items()}
