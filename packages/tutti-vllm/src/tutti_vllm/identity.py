@@ -16,7 +16,7 @@ from typing import Any
 from tutti_engine import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_vllm.cache_groups import read_groups
-from tutti_vllm.topology import read_topology
+from tutti_vllm.topology import has_draft_model, read_topology
 from tutti_vllm.unsupported import UnsupportedError
 
 __all__ = ["UnsupportedError", "make_geometry", "make_namespace"]
@@ -72,7 +72,8 @@ def make_namespace(
         {
             "model": str(model.model),
             "revision": model.revision,
-            "weights": _weights(vllm_config),
+            "weights": _weights(vllm_config, model),
+            "draft": _draft(vllm_config),
             "hf_config": _digest_json(model.hf_config.to_dict()),
             "dtype": str(model.dtype),
             "quantization": model.quantization,
@@ -128,12 +129,33 @@ def _platform() -> dict[str, Any]:
     return facts
 
 
-def _weights(vllm_config: Any) -> Any:
-    """Return what tells this model's weights from others of the same name.
+def _draft(vllm_config: Any) -> Any:
+    """Return what tells a draft model from others; None where drafts have no KV of their own.
+
+    Its layers are stored beside the model's. What it keeps of a chunk's last token depends on the token after
+    it, which may be another one for who loads the chunk: that costs a draft now and then, and no answer, as
+    the model itself judges every draft.
+    """
+    if not has_draft_model(vllm_config):
+        return None
+    speculative = vllm_config.speculative_config
+    model = getattr(speculative, "draft_model_config", None)
+    facts = {"method": speculative.method}
+    if model is None:
+        return facts
+    return facts | {
+        "model": str(model.model),
+        "revision": model.revision,
+        "hf_config": _digest_json(model.hf_config.to_dict()),
+        "weights": _weights(vllm_config, model),
+    }
+
+
+def _weights(vllm_config: Any, model: Any) -> Any:
+    """Return what tells a model's weights from others of the same name.
 
     Raises UnsupportedError if nothing does.
     """
-    model = vllm_config.model_config
     if str(vllm_config.load_config.load_format) == "dummy":
         return {"dummy_seed": model.seed}
     place = Path(str(model.model))

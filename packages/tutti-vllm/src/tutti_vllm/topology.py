@@ -12,7 +12,7 @@ from typing import Any
 
 from tutti_vllm.unsupported import UnsupportedError
 
-__all__ = ["Topology", "read_topology"]
+__all__ = ["Topology", "has_draft_model", "read_topology"]
 
 _WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Ways to draft tokens that have no KV of their own."""
@@ -97,7 +97,7 @@ def _copied_heads(vllm_config: Any, kv_cache_config: Any, ranks: int) -> int:
     model = vllm_config.model_config
     total = getattr(model, "get_total_num_kv_heads", lambda: ranks)()
     groups = kv_cache_config.kv_cache_groups
-    if total >= ranks or ranks % total or len(groups) != 1 or _has_draft_model(vllm_config):
+    if total >= ranks or ranks % total or len(groups) != 1 or has_draft_model(vllm_config):
         return 1
     spec = groups[0].kv_cache_spec
     if type(spec).__name__ != "FullAttentionSpec" or spec.num_kv_heads != 1:
@@ -107,7 +107,8 @@ def _copied_heads(vllm_config: Any, kv_cache_config: Any, ranks: int) -> int:
     return ranks // total if numbers == ["num_key_value_heads"] else 1
 
 
-def _has_draft_model(vllm_config: Any) -> bool:
+def has_draft_model(vllm_config: Any) -> bool:
+    """Return whether tokens are drafted by layers that have KV of their own."""
     method = getattr(getattr(vllm_config, "speculative_config", None), "method", None)
     return method is not None and method not in _WITHOUT_LAYERS
 
@@ -116,7 +117,7 @@ def _stages(vllm_config: Any) -> tuple[int, ...]:
     size = vllm_config.parallel_config.pipeline_parallel_size
     if size == 1:
         return (1,)
-    if _has_draft_model(vllm_config):
+    if has_draft_model(vllm_config):
         method = vllm_config.speculative_config.method
         # Its layers are in the last stage, and vLLM tells the scheduler of the first one's only.
         raise UnsupportedError(

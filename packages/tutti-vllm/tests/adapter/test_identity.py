@@ -302,6 +302,33 @@ def test_weights_that_nothing_tells_apart_are_refused(name):
         digest(server(name))
 
 
+def test_another_draft_model_has_another_store(folder, tmp_path):
+    def with_draft(method, name):
+        config = server(folder, method=method)
+        draft = tmp_path / name
+        if not draft.exists():
+            draft.mkdir()
+            (draft / "model.safetensors").write_bytes(name.encode())
+        config.speculative_config.draft_model_config = SimpleNamespace(
+            model=str(draft), revision=None, hf_config=HfConfig(name=name), seed=0
+        )
+        return digest(config)
+
+    assert with_draft("eagle", "one") == with_draft("eagle", "one") != with_draft("eagle", "other")
+    assert with_draft("ngram", "one") == with_draft("ngram", "other") == digest(server(folder))
+
+
+def test_a_draft_models_layers_are_stored_after_the_models(folder):
+    kv = cache_config(spec())
+    kv.kv_cache_groups[0].layer_names[:] = [
+        "model.layers.0.attn",
+        "model.layers.1.attn",
+        "draft.layers.2.attn",
+    ]
+    geometry = make_geometry(server(folder, method="eagle"), kv, 2)
+    assert geometry.num_layers == 3 and layer_names(kv)[2] == "draft.layers.2.attn"
+
+
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(UnsupportedError, match="nothing tells the weights"):
         digest(server(tmp_path))
