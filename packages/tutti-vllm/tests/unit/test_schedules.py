@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 
 from tutti_vllm.settings import Settings
+from tutti_vllm.testing.campaign_models import MODELS, model_of
 from tutti_vllm.testing.faults import FAULT_MIXES, FaultMix
 from tutti_vllm.testing.schedules import MAX_ANSWER, MAX_TOKENS, make_choice, make_prompts, make_schedule
+from tutti_vllm.testing.tiny_families import FAMILIES
 
 
 def test_a_seed_says_everything():
@@ -48,6 +50,16 @@ def test_choices_are_settings_that_this_release_knows():
     for _ in range(50):
         choice = make_choice(chance)
         Settings.parse({"capacity_bytes": 1} | choice.settings)
+
+
+def test_neighbouring_campaigns_have_every_kind_of_model():
+    found = {model_of(seed).name: model_of(seed) for seed in range(100, 100 + len(MODELS))}
+    assert set(found) == {"llama", "gemma3", "mistral"}
+    for name, model in found.items():
+        if name in FAMILIES:
+            facts = FAMILIES[name]
+            assert model.layers == facts["num_hidden_layers"]
+            assert model.kv_heads == facts["num_key_value_heads"] and facts["head_dim"] == 64
 
 
 def test_faults_come_as_often_as_the_mix_says():

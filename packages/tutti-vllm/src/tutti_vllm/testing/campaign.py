@@ -19,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutti_engine import ExecutionSettings, Geometry
+from tutti_engine import ExecutionSettings
 from tutti_engine.breaker import Breaker
 from tutti_engine.local_store import bytes_needed
 from tutti_engine.testing.churn import occupied
+from tutti_vllm.testing.campaign_models import BLOCKS_PER_CHUNK, VOCABULARY, CampaignModel, model_of
 from tutti_vllm.testing.faults import FAULT_MIXES, FaultMix
-from tutti_vllm.testing.one_process import MODEL, ErrorLog, OneProcessEngine, prepare_process
+from tutti_vllm.testing.one_process import ErrorLog, OneProcessEngine, prepare_process
 from tutti_vllm.testing.schedules import (
-    BLOCK_TOKENS,
     MAX_ANSWER,
     Action,
     EngineChoice,
@@ -36,7 +36,6 @@ from tutti_vllm.testing.schedules import (
     make_prompts,
     make_schedule,
 )
-from tutti_vllm.testing.tiny_model import make_tiny_model
 
 __all__ = ["MARK", "Pool", "run_campaign"]
 
@@ -44,13 +43,6 @@ MARK = "tutti-schedule "
 """Begins the lines of the output that report a schedule."""
 
 SCHEDULES_AN_ENGINE = 25
-BLOCKS_PER_CHUNK = 2
-GEOMETRY = Geometry(
-    num_layers=MODEL.layers,
-    block_tokens=BLOCK_TOKENS,
-    blocks_per_chunk=BLOCKS_PER_CHUNK,
-    page_bytes=BLOCK_TOKENS * 2 * MODEL.kv_heads * MODEL.head_size * 4,
-)
 
 MARGIN = 1e-3
 """Least distance, in log probability, of the best token from the next one.
@@ -69,7 +61,7 @@ class Pool:
     def __init__(self, model: Path, prompts: Sequence[Prompt]) -> None:
         self.prompts: list[list[int]] = []
         self.answers: list[list[int]] = []
-        engine = OneProcessEngine(model, enable_prefix_caching=False, num_gpu_blocks_override=64)
+        engine = OneProcessEngine(model, enable_prefix_caching=False, num_gpu_blocks_override=128)
         for prompt in prompts:
             tokens = list(prompt.tokens)
             if prompt.turn_of is not None:
@@ -97,15 +89,18 @@ def _sure_answer(engine: OneProcessEngine, tokens: list[int]) -> list[int]:
 class Run:
     """One engine with the connector, and the schedules that it is put through."""
 
-    def __init__(self, model: Path, root: Path, pool: Pool, choice: EngineChoice, seed: int) -> None:
+    def __init__(
+        self, model: CampaignModel, folder: Path, pool: Pool, choice: EngineChoice, seed: int
+    ) -> None:
         from tutti_vllm.testing import faulty_connector
 
         self._pool = pool
-        self._root = root
+        self._root = folder / "cache"
         self._errors = ErrorLog()
         self.tally: Counter[str] = Counter()
         self._conditions = faulty_connector.CONDITIONS
-        segment = GEOMETRY.segment_bytes
+        geometry = model.geometry
+        segment = geometry.segment_bytes
         default = ExecutionSettings()
         self._conditions.seed = seed
         self._conditions.mix = FaultMix()
@@ -114,19 +109,22 @@ class Run:
             store_bank_bytes=choice.store_slots * segment or default.store_bank_bytes,
             io_timeout=IO_TIMEOUT,
         )
-        self.capacity_bytes = bytes_needed(choice.capacity_chunks, geometry=GEOMETRY, ranks=1, roots=1)
+        self.capacity_bytes = bytes_needed(choice.capacity_chunks, geometry=geometry, ranks=1, roots=1)
         connector = {
             "kv_connector": faulty_connector.FaultyTuttiConnector.__name__,
             "kv_connector_module_path": faulty_connector.__name__,
             "kv_connector_extra_config": {
                 "capacity_bytes": self.capacity_bytes,
-                "root": str(root),
+                "root": str(self._root),
                 "blocks_per_chunk": BLOCKS_PER_CHUNK,
                 "strict": True,
             }
             | choice.settings,
         }
-        self.engine = OneProcessEngine(model, connector, **choice.options)
+        options = dict(choice.options)
+        # The groups of a model share vLLM's blocks.
+        options["num_gpu_blocks_override"] *= model.groups
+        self.engine = OneProcessEngine(folder / "model", connector, **options)
         planner = self.engine.connector._scheduler.engine.planner
         # They open and close in the time of a schedule.
         planner.load_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
@@ -206,7 +204,7 @@ class Run:
             return
         prompt, count = self._live.pop(output.request_id)
         self.tally["finished"] += 1
-        self.tally["hit_tokens"] += output.num_cached_tokens or 0
+        self.tally["cached_tokens"] += output.num_cached_tokens or 0
         (completion,) = output.outputs
         # A prompt without a sure token still has to be answered.
         wanted = self._pool.answers[prompt][:count]
@@ -230,12 +228,13 @@ class Run:
 def run_campaign(seed: int, schedules: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Run schedules; yield for each one what is wrong, and after each engine its counters."""
     chance = random.Random(seed)
-    model = make_tiny_model(folder / "model", MODEL)
-    pool = Pool(model, make_prompts(chance, MODEL.vocabulary, GEOMETRY.chunk_tokens))
+    model = model_of(seed)
+    prompts = make_prompts(chance, VOCABULARY, model.geometry.chunk_tokens)
+    pool = Pool(model.make(folder / "model"), prompts)
     number = 0
     while number < schedules:
         choice = make_choice(chance)
-        run = Run(model, folder / "cache", pool, choice, seed=chance.randrange(1 << 30))
+        run = Run(model, folder, pool, choice, seed=chance.randrange(1 << 30))
         for schedule in [make_schedule(chance, pool.prompts) for _ in range(SCHEDULES_AN_ENGINE)]:
             problems = run.run(schedule)
             yield {"schedule": number, "problems": problems, "faults": schedule.faults}
@@ -243,7 +242,8 @@ def run_campaign(seed: int, schedules: int, folder: Path) -> Iterator[dict[str, 
             if number == schedules:
                 break
         tally = dict(run.tally)
-        yield {"engine": choice.options | choice.settings, "counters": run.close() | tally}
+        facts = {"model": model.name} | choice.options | choice.settings
+        yield {"engine": facts, "counters": run.close() | tally}
 
 
 def main() -> int:

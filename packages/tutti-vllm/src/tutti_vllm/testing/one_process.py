@@ -11,13 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutti_vllm.testing.tiny_model import TinyModel
-
-__all__ = ["MODEL", "OneProcessEngine", "prepare_process"]
-
-MODEL = TinyModel(
-    layers=3, hidden=128, heads=2, kv_heads=1, intermediate=256, vocabulary=512, max_tokens=1024
-)
+__all__ = ["ErrorLog", "OneProcessEngine", "prepare_process"]
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tutti_vllm.settings import Settings
+from tutti_vllm.testing.campaign_models import BLOCK_TOKENS
 from tutti_vllm.testing.faults import FAULT_MIXES
 
 __all__ = ["Action", "EngineChoice", "Prompt", "Schedule", "make_choice", "make_prompts", "make_schedule"]
 
-BLOCK_TOKENS = 32
 MAX_TOKENS = 512
 MAX_ANSWER = 24
 
