@@ -39,13 +39,12 @@ class Planner(PlannerReports):
     """
 
     @serial
-    def lookup_prefix(self, keys: Sequence[ChunkKey], *, first_chunk: int = 0, held_tokens: int = 0) -> int:
+    def lookup_prefix(self, keys: Sequence[ChunkKey], *, first_chunk: int = 0) -> int:
         """Return how many leading chunks could be loaded. Changes nothing.
 
         Args:
             keys: the keys of a prompt's chunks from ``first_chunk`` on.
             first_chunk: number of the first one; the server has what lies before.
-            held_tokens: tokens from the prompt's start that the server has, at most to the end of that chunk.
         """
         if not self.load_breaker.would_allow():
             return 0
@@ -57,7 +56,6 @@ class Planner(PlannerReports):
             stored,
             lambda chunk, group: self._has_group(keys[chunk], group),
             first_chunk=first_chunk,
-            held_tokens=held_tokens,
         )
 
     def _has_group(self, key: ChunkKey, group: int) -> bool:

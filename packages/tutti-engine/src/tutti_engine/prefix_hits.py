@@ -16,7 +16,6 @@ def longest_hit(
     has_group: Callable[[int, int], bool],
     *,
     first_chunk: int = 0,
-    held_tokens: int = 0,
 ) -> int:
     """Return how many of ``stored`` leading chunks can be loaded.
 
@@ -28,9 +27,8 @@ def longest_hit(
         geometry: the groups.
         stored: chunks that are stored, from ``first_chunk`` on, without a gap.
         has_group: whether the n-th of them was stored with the pages of the group of that number.
-        first_chunk: number of the first chunk in its prompt.
-        held_tokens: leading tokens that the server has itself, and with them all that a longer hit needs of
-            what lies before; inside the first chunk.
+        first_chunk: number of the first chunk in its prompt. What lies before the server has itself, and of
+            this one maybe the beginning; a longer hit needs no more of that than the server's own.
     """
     size = geometry.chunk_tokens
     partial = [number for number, group in enumerate(geometry.groups) if group.is_partial]
@@ -39,7 +37,7 @@ def longest_hit(
         end = (first_chunk + hit) * size
         gap = -1
         for number in partial:
-            needed = max(geometry.groups[number].first_needed(end), held_tokens)
+            needed = geometry.groups[number].first_needed(end)
             start = max(0, needed // size - first_chunk)
             # From the end: the gap that is found first rules out every end that still sees it.
             gap = max(gap, next((n for n in range(hit - 1, start - 1, -1) if not has_group(n, number)), -1))

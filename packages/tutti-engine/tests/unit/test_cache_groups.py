@@ -58,20 +58,18 @@ def test_a_group_has_a_window_or_a_span():
 
 
 @pytest.mark.parametrize(
-    ("present", "held", "expected"),
+    ("present", "expected"),
     [
-        ([1, 1, 1, 1], 0, 4),
-        ([0, 0, 0, 1], 0, 4),  # 40 tokens before the end lie in the last chunk
-        ([1, 1, 1, 0], 0, 3),
-        ([1, 0, 1, 0], 0, 3),
-        ([0, 1, 0, 0], 0, 2),
-        ([0, 0, 0, 0], 0, 0),
-        ([0, 1, 1, 1], 32, 4),
-        ([0, 0, 0, 0], 32, 0),
+        ([1, 1, 1, 1], 4),
+        ([0, 0, 0, 1], 4),  # 40 tokens before the end lie in the last chunk
+        ([1, 1, 1, 0], 3),
+        ([1, 0, 1, 0], 3),
+        ([0, 1, 0, 0], 2),
+        ([0, 0, 0, 0], 0),
     ],
 )
-def test_a_hit_ends_where_the_window_is_whole(present, held, expected):
-    assert longest_hit(GEOMETRY, 4, lambda n, group: bool(present[n]), held_tokens=held) == expected
+def test_a_hit_ends_where_the_window_is_whole(present, expected):
+    assert longest_hit(GEOMETRY, 4, lambda n, group: bool(present[n])) == expected
 
 
 @given(
@@ -107,7 +105,6 @@ def test_a_hit_is_the_longest_that_every_group_can_go_on_from(present, window, s
         len(present),
         lambda n, group: present[n][group - 1],
         first_chunk=first,
-        held_tokens=held_tokens,
     )
     assert found == max(hit for hit in range(len(present) + 1) if hit == 0 or serves(hit))
 
@@ -227,7 +224,7 @@ def test_a_chunk_without_a_window_serves_inside_a_hit_only(server):
     planner = server.engine.planner
     assert planner.lookup_prefix(keys) == 2
     assert planner.lookup_prefix(keys[:1]) == 0
-    assert planner.lookup_prefix(keys[1:], first_chunk=1, held_tokens=64) == 1
+    assert planner.lookup_prefix(keys[1:], first_chunk=1) == 1
     # Only what is named is read.
     result = server.load((b"a", ((20, 21, 22, 23), ())), (b"b", ((24, 25, 26, 27), (50, 51))))
     assert result.failed == () and result.bytes_read == (2 * 2 + 2) * GEOMETRY.segment_bytes

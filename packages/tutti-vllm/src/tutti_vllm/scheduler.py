@@ -159,7 +159,7 @@ class SchedulerSide:
         first = local_tokens // self._chunk_tokens
         last = (request.num_tokens - 1) // self._chunk_tokens
         keys = self._keys_of(tracked)[first:last]
-        hits = self._engine.planner.lookup_prefix(keys, first_chunk=first, held_tokens=local_tokens)
+        hits = self._engine.planner.lookup_prefix(keys, first_chunk=first)
         return max(0, (first + hits) * self._chunk_tokens - local_tokens)
 
     def plan_load(self, request: Request, block_ids: BlockTables, external_tokens: int) -> None:

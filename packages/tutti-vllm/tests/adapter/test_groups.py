@@ -91,7 +91,7 @@ def test_the_blocks_that_vllm_gives_are_those_that_a_hit_has(near, far, wide_blo
         return True
 
     first = held // geometry.chunk_tokens
-    hit = longest_hit(geometry, chunks - first, has_group, first_chunk=first, held_tokens=held)
+    hit = longest_hit(geometry, chunks - first, has_group, first_chunk=first)
     assert hit == chunks - first
     for number, group in enumerate(geometry.groups):
         given_blocks = {

@@ -122,9 +122,16 @@ def test_where_blocks_cannot_tell_the_request_is_reported(rig):
 
 
 def test_a_rank_that_holds_a_copy_loads_and_does_not_store(rig):
-    one = rig(stores=False)
+    asked = []
+
+    def open_engine(layout):
+        made = engine()
+        made.store = asked.append
+        return made
+
+    one = rig(open_engine, stores=False)
     assert one.step(StepOrders(LAYOUT, stores=(store_plan(1, 0, (1, 2)),)))[2] is None
-    assert one.side.in_use()["orders"] == 0
+    assert asked == [] and one.side.in_use()["orders"] == 0
     order = load_order("r", 2, 0, (5, 6), b"s" * 16)
     received, bad, _ = one.step(StepOrders(LAYOUT, loads=(order,)))
     if not received:
