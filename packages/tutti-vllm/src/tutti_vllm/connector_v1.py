@@ -295,7 +295,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
             self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: pages are copied once a step, in ``wait_for_save``."""
+        """Do nothing: pages are copied once a step, in ``wait_for_save``; docs/life-cycle.md says why."""
 
     @contained(lambda: None)
     def wait_for_save(self) -> None:

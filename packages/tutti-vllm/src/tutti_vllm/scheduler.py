@@ -13,7 +13,7 @@ from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
-from tutti_vllm.block_tables import BlockTables, LoadTable, stored_blocks
+from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks
 from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
@@ -174,9 +174,10 @@ class SchedulerSide:
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
         held = tracked.local_tokens
-        table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
+        promised: tuple[int, ...] | None = None
         try:
-            chunks = table.chunks
+            table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
+            promised, chunks = table.promised(), table.chunks
             keys = self._keys_of(tracked)[chunks.start : chunks.stop]
             plan = self._engine.plan_load(
                 [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys)],
@@ -186,12 +187,15 @@ class SchedulerSide:
             # The tokens were promised: the workers have to report them as failed.
             logger.warning("Tutti: a load could not be planned, its tokens are computed again: %s", error)
             plan = None
+            if promised is None:
+                # Too much, which is safe.
+                promised = tuple(block for each in block_ids for block in each if block != NULL_BLOCK)
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
             self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
         if tracked.layerwise:
             self.exposed.begin(request, held, block_ids[0])
-        self._loads.append(RequestLoad(request.request_id, table.promised(), plan, tracked.layerwise))
+        self._loads.append(RequestLoad(request.request_id, promised, plan, tracked.layerwise))
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
             self.events.note(plan, (request,))

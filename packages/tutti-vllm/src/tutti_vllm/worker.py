@@ -85,10 +85,10 @@ class WorkerSide:
 
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
+        self._orders = orders
         self._settle_layers()
         self._layers.begin_step()
         self._tainted = False
-        self._orders = orders
         if orders.layout is not None:
             # A plan that needs the store and does not get it says why.
             with contextlib.suppress(Exception):
@@ -97,16 +97,16 @@ class WorkerSide:
     def start_loads(self) -> None:
         """Start the step's loads; called before or after the layers ran, or in a step without any."""
         loads, self._orders = self._orders.loads, StepOrders(self._orders.layout, (), self._orders.stores)
-        planned = [load for load in loads if load.plan is not None]
-        # A step waits for its layer-wise loads, so they go first.
-        self._start_by_layers([load for load in planned if load.layerwise])
-        for load in loads:
-            if load.plan is None:
-                self._fail(load)
-            elif not load.layerwise:
-                self._waiting[load.plan.plan_id] = load
-                self._meter.begin_load(load.plan.plan_id)
-                self._execute(load.plan)
+        if not loads:
+            return
+        try:
+            self._start(loads)
+        except Exception:
+            logger.exception("Tutti: loads were not started; their tokens are computed again.")
+            for load in loads:
+                # Requests wait for every one of them, or the step has begun to go by what they bring.
+                if load.plan is None or load.plan.plan_id not in self._waiting:
+                    self._fail(load)
 
     def wait_for_layer(self, name: str) -> None:
         """Return once a layer's pages may be read."""
@@ -182,13 +182,24 @@ class WorkerSide:
         if engine is not None and not engine.shutdown(timeout):
             logger.warning("Tutti: transfers were still under way after %.0f s; they are given up.", timeout)
 
+    def _start(self, loads: Sequence[RequestLoad]) -> None:
+        # A step waits for its layer-wise loads, so they go first.
+        self._start_by_layers([load for load in loads if load.layerwise and load.plan is not None])
+        for load in loads:
+            if load.plan is None:
+                self._fail(load)
+            elif not load.layerwise:
+                self._meter.begin_load(load.plan.plan_id)
+                self._waiting[load.plan.plan_id] = load
+                self._execute(load.plan)
+
     def _start_by_layers(self, loads: Sequence[RequestLoad]) -> None:
         if not loads:
             return
         plans = [load.plan for load in loads if load.plan is not None]
-        for plan, load in zip(plans, loads, strict=True):
-            self._waiting[plan.plan_id] = load
+        for plan in plans:
             self._meter.begin_load(plan.plan_id)
+        self._waiting.update((plan.plan_id, load) for plan, load in zip(plans, loads, strict=True))
         try:
             self._layers.start(self._opened(self._orders.layout), plans)
         except Exception as error:

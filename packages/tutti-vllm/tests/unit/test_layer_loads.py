@@ -279,3 +279,16 @@ def test_a_store_that_cannot_be_opened_fails_the_step(rig):
     assert (received, bad) == (set(), {8, 9})
     assert {r.plan_id: r.errno for r in results} == {1: errno.EROFS, 7: errno.ECANCELED}
     rig.side._engine = engine
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_loads_that_a_defect_keeps_from_starting_are_reported_as_failed(rig, monkeypatch, layerwise):
+    rig = rig()
+    monkeypatch.setattr(rig.side._meter, "begin_load", lambda plan_id: 1 / 0)
+    received, bad, results = rig.step(
+        rig.order(1, 0, (8, 9), layerwise=layerwise), stores=(rig.store_plan(7, 5, (12, 13)),)
+    )
+    assert bad == {8, 9}
+    assert received == (set() if layerwise else {"r"})
+    if layerwise:
+        assert {r.plan_id: r.errno for r in results} == {7: errno.ECANCELED}

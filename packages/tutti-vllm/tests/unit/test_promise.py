@@ -175,3 +175,17 @@ def test_prefills_teach_what_computing_takes_and_waits_for_loads_do_not():
     rig.step(x=300)
     rig.side.remove_request("x")
     assert model.samples == 3, "it was aborted"
+
+
+@pytest.mark.parametrize("mode", ["async", "layerwise"])
+def test_a_promise_is_kept_or_reported_whatever_goes_wrong(monkeypatch, mode):
+    from tutti_vllm import scheduler
+
+    rig = Rig(mode=mode)
+    request = rig.add("r", 500)
+    tokens, _ = rig.side.promise(request, 0)
+    monkeypatch.setattr(scheduler, "LoadTable", lambda *what: 1 / 0)
+    rig.side.plan_load(request, ([0, *range(1, 40)],), tokens)
+    (load,) = rig.step().loads
+    assert (load.plan, load.layerwise) == (None, mode == "layerwise")
+    assert load.block_ids == tuple(range(1, 40))
