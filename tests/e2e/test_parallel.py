@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_TOKENS, MODEL, OPTIONS, prompt
+from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_TOKENS, MODEL, OPTIONS, Engine, prompt
 
 from tools.engine_process import EngineProcess, EngineSpec, store_directory
 from tutti_vllm.testing.tiny_families import make_tiny
@@ -27,7 +27,7 @@ UNEVEN = TinyModel(
 )
 
 
-def spec(model: Path, root: Path | None, **options) -> EngineSpec:
+def spec(model: Path, root: Path, **options) -> EngineSpec:
     connector = {
         "capacity_bytes": 64 << 20,
         "root": str(root),
@@ -35,12 +35,14 @@ def spec(model: Path, root: Path | None, **options) -> EngineSpec:
         "strict": True,
         "break_even": False,
     }
-    return EngineSpec(str(model), None if root is None else connector, OPTIONS | options)
+    return EngineSpec(str(model), connector, OPTIONS | options)
 
 
 def alone(model: Path) -> list[list[int]]:
-    with EngineProcess(spec(model, None, enable_prefix_caching=False), one_process=True) as engine:
-        return [engine.answer(one).tokens for one in PROMPTS]
+    engine = Engine(model, None, {"enable_prefix_caching": False})
+    answers = [engine.answer(one)[0] for one in PROMPTS]
+    engine.close()
+    return answers
 
 
 def occupied(root: Path) -> dict[str, int]:
@@ -53,7 +55,7 @@ def occupied(root: Path) -> dict[str, int]:
     }
 
 
-def test_two_pipeline_stages_of_unequal_length_over_a_restart(tmp_path):
+def test_two_pipeline_stages_of_unequal_length_over_a_restart(tmp_path, vllm_loaded):
     model = make_tiny_model(tmp_path / "model", UNEVEN)
     expected = alone(model)
     options = {
@@ -80,7 +82,7 @@ def test_two_pipeline_stages_of_unequal_length_over_a_restart(tmp_path):
     assert [answer.counters["read_bytes"] for answer in warm] == [n * 5 * segment for n in (4, 7)]
 
 
-def test_ranks_that_hold_the_same_kv_store_it_once(tmp_path):
+def test_ranks_that_hold_the_same_kv_store_it_once(tmp_path, vllm_loaded):
     # One KV head, two ranks.
     model = make_tiny(tmp_path / "model", "qwen3")
     expected = alone(model)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tutti_engine import SKIP_BLOCK, Geometry
@@ -46,21 +47,17 @@ class LoadTable:
 
     def __init__(self, geometry: Geometry, block_ids: BlockTables, held: int, end: int) -> None:
         """Take tables, and the tokens from ``held`` to ``end`` that were promised."""
-        self._geometry = geometry
-        self._block_ids = block_ids
-        self._held = held
-        self._end = end
         size = geometry.chunk_tokens
         self.chunks = range(held // size, -(-end // size))
-        # For each group its table, a chunk's blocks in it, and the first block to fill and the first beyond.
-        self._columns = [
-            (
-                block_ids[number],
+        self._groups = [
+            _GroupTable(
+                table,
                 geometry.blocks_of(number),
                 held // group.block_tokens,
                 end // group.block_tokens,
+                group.is_partial,
             )
-            for number, group in enumerate(geometry.groups)
+            for number, (group, table) in enumerate(zip(geometry.groups, block_ids, strict=True))
         ]
 
     def blocks(self, chunk: int) -> tuple[tuple[int, ...], ...]:
@@ -68,33 +65,38 @@ class LoadTable:
 
         Raises ValueError for a full-attention group without a block for a promised token.
         """
-        if len(self._columns) == 1:
-            return (self._group_blocks(chunk, 0),)
-        return tuple(self._group_blocks(chunk, number) for number in range(len(self._columns)))
+        return tuple([group.blocks(chunk) for group in self._groups])
 
     def promised(self) -> tuple[int, ...]:
         """Return all blocks that are to be filled."""
         found: list[int] = []
-        for number, group in enumerate(self._geometry.groups):
-            table = self._block_ids[number]
-            wanted = table[self._held // group.block_tokens : self._end // group.block_tokens]
-            found += [block for block in wanted if block != NULL_BLOCK]
+        for group in self._groups:
+            wanted = group.table[group.first : group.last]
+            found += [block for block in wanted if block != NULL_BLOCK] if NULL_BLOCK in wanted else wanted
         return tuple(found)
 
-    def _group_blocks(self, chunk: int, number: int) -> tuple[int, ...]:
-        table, count, first, last = self._columns[number]
-        start, stop = chunk * count, (chunk + 1) * count
-        if first <= start and stop <= last:
-            # Nearly every chunk of a long load.
-            whole = tuple(table[start:stop])
-            if NULL_BLOCK not in whole:
-                return whole
+
+@dataclass(slots=True)
+class _GroupTable:
+    table: Sequence[int]
+    per_chunk: int
+    # The blocks that were promised.
+    first: int
+    last: int
+    is_partial: bool
+
+    def blocks(self, chunk: int) -> tuple[int, ...]:
+        start, stop = chunk * self.per_chunk, (chunk + 1) * self.per_chunk
+        blocks = tuple(self.table[start:stop])
+        # Nearly all chunks are whole, and a long prompt has thousands.
+        whole = self.first <= start and stop <= self.last and len(blocks) == self.per_chunk
+        if whole and NULL_BLOCK not in blocks:
+            return blocks
+        wanted = range(max(self.first, start), min(self.last, stop))
+        if not self.is_partial and any(self.table[index] == NULL_BLOCK for index in wanted):
+            raise ValueError(f"vLLM gave no block for a part of chunk {chunk} that it takes as loaded")
         blocks = tuple(
-            table[index] if first <= index < last and table[index] != NULL_BLOCK else SKIP_BLOCK
+            self.table[index] if index in wanted and self.table[index] != NULL_BLOCK else SKIP_BLOCK
             for index in range(start, stop)
         )
-        if self._geometry.groups[number].is_partial:
-            return blocks if any(block != SKIP_BLOCK for block in blocks) else ()
-        if NULL_BLOCK in table[max(first, start) : min(last, stop)]:
-            raise ValueError(f"vLLM gave no block for a part of chunk {chunk} that it takes as loaded")
-        return blocks
+        return blocks if not self.is_partial or any(block != SKIP_BLOCK for block in blocks) else ()
