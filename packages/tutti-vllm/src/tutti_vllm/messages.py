@@ -34,11 +34,19 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepOrders:
-    """Orders of one step. ``layout`` comes with the first ones and with all that have something to do."""
+    """Orders of one step.
+
+    Attributes:
+        layout: where the store is; comes with the first orders and with all that have something to do.
+        loads: loads to start.
+        stores: chunks that the step completes.
+        unwanted: ids of load plans whose requests are gone: their blocks are wanted back.
+    """
 
     layout: StoreLayout | None = None
     loads: tuple[RequestLoad, ...] = ()
     stores: tuple[StorePlan, ...] = ()
+    unwanted: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -92,6 +92,8 @@ class SchedulerSide:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
+        # Loads under way whose requests are gone, until the workers are told.
+        self._unwanted: list[int] = []
         self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
@@ -115,10 +117,11 @@ class SchedulerSide:
         self._tracked[request.request_id] = _Tracked(request)
 
     def remove_request(self, request_id: str) -> None:
-        """Stop looking after a request. Its transfers under way end by themselves."""
+        """Stop looking after a request. Its stores end by themselves; a load is given up."""
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None and tracked.prefill is not None:
             self._prefills.end(tracked.prefill, tracked.request.num_tokens)
+        self._unwanted += [plan_id for plan_id, owner in self._loading.items() if owner == request_id]
 
     def promise(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``local_tokens`` will be loaded, and whether beside the steps.
@@ -217,6 +220,7 @@ class SchedulerSide:
         first, self._announced = not self._announced, True
         self._computing = len(scheduled_tokens)
         loads, self._loads = tuple(self._loads), []
+        unwanted, self._unwanted = tuple(self._unwanted), []
         stores: tuple[StorePlan, ...] = ()
         try:
             self._engine.planner.settle_places()
@@ -226,7 +230,7 @@ class SchedulerSide:
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
-        return StepOrders(self._layout if loads or stores or first else None, loads, stores)
+        return StepOrders(self._layout if loads or stores or first else None, loads, stores, unwanted)
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""
@@ -273,7 +277,7 @@ class SchedulerSide:
         """Return what is held for requests and transfers, by name; all 0 when idle."""
         return {
             "requests": len(self._tracked),
-            "unordered_loads": len(self._loads),
+            "unordered_loads": len(self._loads) + len(self._unwanted),
             "unreported_loads": len(self._loading),
         } | self._engine.planner.in_use()
 

@@ -89,6 +89,8 @@ class WorkerSide:
         self._settle_layers()
         self._layers.begin_step()
         self._tainted = False
+        for plan_id in orders.unwanted:
+            self._give_up(plan_id)
         if orders.layout is not None:
             # A plan that needs the store and does not get it says why.
             with contextlib.suppress(Exception):
@@ -207,6 +209,15 @@ class WorkerSide:
             self._tainted = True
             for plan in plans:
                 self._refuse(plan, getattr(error, "errno", None) or errno.EIO)
+
+    def _give_up(self, plan_id: int) -> None:
+        """Give a parked request's blocks back at once, whatever its load waits for."""
+        load = self._waiting.get(plan_id)
+        if load is None or load.plan is None or load.layerwise or self._engine is None:
+            return
+        self._engine.give_up_load(load.plan)
+        del self._waiting[plan_id]
+        self._received.add(load.request_id)
 
     def _settle_layers(self) -> None:
         lost, tainted = self._layers.settle()

@@ -67,21 +67,52 @@ def test_preempted_under_overlapped_steps(server, words):
     assert one.count("load_chunks") > 0
 
 
-def test_aborted_while_it_is_loaded(server, words, overlapped):
-    one = server(asynchronous=overlapped)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_aborted_while_it_is_loaded(server, words, overlapped, ranks):
+    one = server(asynchronous=overlapped, ranks=ranks)
     one.answer("a", words(1, 200))
     one.forget_memory()
-    one.backend.closed = "read"
+    for backend in one.backends:
+        backend.closed = "read"
     one.add("b", words(1, 200))
     one.until(lambda: one.read_batches_held() > 0)
     one.abort("b")
-    for _ in range(3):
+    for _ in range(4):
         one.step()
     free = one.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    assert free < one.blocks - 1, "the load may still write to the request's blocks"
-    one.backend.open()
+    assert free == one.blocks - 1, "a drive that does not answer keeps the blocks of a request that is gone"
+    assert one.scheduler.has_requests(), "the load's end is still to be told"
+
+    # Others get the blocks; what arrives now must not be written there.
+    one.add("c", words(2, 900), 1)
+    one.step()
+    for backend in one.backends:
+        backend.open()
     one.run()
-    assert one.count("load_chunks") == 6
+    one.check("c")
+    assert one.count("load_chunks") == 0
+    one.forget_memory()
+    one.answer("d", words(1, 200))
+    assert one.count("load_chunks") == 6, "nothing is known against the chunks"
+
+
+def test_aborted_before_its_load_is_ordered(server, words, overlapped):
+    one = server(asynchronous=overlapped)
+    one.answer("a", words(1, 200))
+    one.forget_memory()
+    one.add("b", words(1, 200))
+    build = one.connector._scheduler.build_orders
+
+    def abort_first(*what):
+        # As if the abort came between the admission and the orders.
+        one.connector._scheduler.remove_request("b")
+        return build(*what)
+
+    one.connector._scheduler.build_orders = abort_first
+    one.step()
+    one.connector._scheduler.build_orders = build
+    one.abort("b")
+    one.run()
     one.answer("c", words(1, 200))
 
 
