@@ -12,12 +12,17 @@ pytest.importorskip(
 pytest.importorskip("tutti_kv_kernels", reason="tutti-kv-kernels is not installed")
 
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
 import tutti_kv_kernels as kernels
+
+try:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+except ImportError:
+    # Since 0.33.
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
 
 BLOCKS = 6
 ALL = [layout.name for layout in KVCacheLayout]

@@ -70,7 +70,7 @@ def test_a_build_without_a_number_is_taken_as_it_is(monkeypatch, version):
 
 def test_a_version_that_no_test_runs_says_so():
     assert compat.untested("0.32.0") is None
-    assert "0.33.1 that is installed, only the interface was read" in compat.untested("0.33.1")
+    assert "0.33.1 that is installed, only the interface was tested" in compat.untested("0.33.1")
     assert "dev" in compat.untested("dev")
 
 
