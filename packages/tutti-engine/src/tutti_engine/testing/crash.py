@@ -41,6 +41,7 @@ from tutti_engine.catalogue import Record
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
+from tutti_engine.store_roots import absolute_roots
 from tutti_engine.testing.window import HostWindow
 
 __all__ = ["build_shim", "run"]
@@ -200,21 +201,25 @@ class Ledger:
                 self.durable.update(key for key in keys if len(key) == 32)
 
 
-def crash_once(root: Path, chance: random.Random, calls: int, by_timer: bool) -> bytes:
-    """Let a process store until it is killed; return what it said."""
+def crash_once(root: Path, chance: random.Random, calls: int, by_timer: bool) -> tuple[bytes, bool]:
+    """Let a process store until it is killed; return what it said, and whether its call was reached."""
     library = ctypes.CDLL(os.environ[SHIM])
     at, how, lose = chance.randint(1, calls), chance.randrange(3), chance.randrange(2)
     if by_timer:
         at = lose = 0
 
     def work(say: Callable[[str], None]) -> None:
-        library.tutti_crash_arm(os.fsencode(root), ctypes.c_long(at), how, lose, chance.randrange(1 << 31))
+        # Calls are matched by the paths that the store itself uses.
+        whose = os.fsencode(absolute_roots([root])[0])
+        library.tutti_crash_arm(whose, ctypes.c_long(at), how, lose, chance.randrange(1 << 31))
         store_for_ever(root, say)
 
     pid, reader = in_child(work)
     try:
         # By the timer: from the middle of the opening to some dozens of stores later.
-        said = read_until(reader, time.monotonic() + (chance.uniform(0.002, 0.25) if by_timer else 60))
+        deadline = time.monotonic() + (chance.uniform(0.002, 0.25) if by_timer else 60)
+        said = read_until(reader, deadline)
+        reached = by_timer or time.monotonic() < deadline
         os.kill(pid, signal.SIGKILL)
         said += read_until(reader, time.monotonic() + 60)
     finally:
@@ -222,7 +227,7 @@ def crash_once(root: Path, chance: random.Random, calls: int, by_timer: bool) ->
         _, status = os.waitpid(pid, 0)
     if not os.WIFSIGNALED(status):
         raise RuntimeError(f"the storing process ended by itself: {said.decode()[-2000:]}")
-    return said
+    return said, reached
 
 
 def look(root: Path) -> tuple[set[str], list[str], list[str]]:
@@ -250,15 +255,18 @@ def run(points: int, *, seed: int, directory: Path, progress: bool = False) -> d
     catalogue_mirror.BUILD_SLOTS = 5
     chance = random.Random(seed)
     result: dict[str, Any] = {"seed": seed, "points": 0, "chunks_seen": 0, "confirmed": 0, "lost": 0}
+    result["not_reached"] = 0
     result |= {"wrong": [], "start_failures": []}
     ledger, root = Ledger(), directory
     for point in range(points):
         if point % POINTS_OF_A_ROOT == 0:
             shutil.rmtree(root, ignore_errors=True)
             root, ledger = directory / f"store-{point}", Ledger()
-        ledger.take(crash_once(root, chance, calls=chance.choice([30, 120, 500]), by_timer=point % 2 == 0))
+        said, reached = crash_once(root, chance, calls=chance.choice([30, 120, 500]), by_timer=point % 2 == 0)
+        ledger.take(said)
         right, wrong, complaints = look(root)
         result["points"] += 1
+        result["not_reached"] += not reached
         result["chunks_seen"] += len(right)
         result["confirmed"] += len(ledger.durable)
         result["lost"] += len(ledger.durable - right)
