@@ -21,6 +21,6 @@ def test_it_reports_each_call(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *small])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     found = json.loads(result.read_text())
-    assert set(found) == {"step", "hit", "miss"}
+    assert set(found) == {"step", "worker_step", "hit", "miss"}
     assert set(found["hit"]) == {"lookup", "lookup_again", "admission", "first_orders"}
     assert "64 running requests" in capsys.readouterr().out
