@@ -190,6 +190,8 @@ class SchedulerSide:
             # The tokens were promised: the workers have to report them as failed.
             logger.warning("Tutti: a load could not be planned, its tokens are computed again: %s", error)
             plan = None
+            # It would not be planned the next time either, and vLLM would ask for ever.
+            tracked.loads = False
             if promised is None:
                 # Too much, which is safe.
                 promised = tuple(block for each in block_ids for block in each if block != NULL_BLOCK)
