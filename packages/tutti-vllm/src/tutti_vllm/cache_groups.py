@@ -15,7 +15,7 @@ from tutti_vllm.unsupported import UnsupportedError
 
 __all__ = ["check_groups", "layer_names", "loses_whole_requests", "read_groups"]
 
-_FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "RSWASpec"})
+_FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _WINDOW = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 _SPAN = frozenset({"ChunkedLocalAttentionSpec"})
 
@@ -25,6 +25,7 @@ _WHY = {
     "EncoderOnlyAttentionSpec": "keeps nothing that a later request could use",
     "HiddenStateCacheSpec": "keeps hidden states for a reader outside",
     "SinkFullAttentionSpec": "keeps sink tokens in blocks of its own",
+    "RSWASpec": "lets tokens see less of a prompt's answer than of the prompt",
 }
 
 
@@ -79,6 +80,9 @@ def _read(number: int, group: Any, number_of: dict[str, int]) -> CacheGroup:
     if kind not in _FULL | _WINDOW | _SPAN:
         why = _WHY.get(kind, "is of a kind that this release does not know")
         raise UnsupportedError(f"{where} {why} ({kind}), which Tutti does not store")
+    if getattr(spec, "non_causal", False):
+        # vLLM itself reuses no prefix of such a model.
+        raise UnsupportedError(f"{where} lets tokens see later ones ({kind}); Tutti does not store it")
     if not getattr(group, "enable_kv_transfer", True) or getattr(group, "host_resident", False):
         raise UnsupportedError(f"{where} is no KV that connectors may move; Tutti does not store it")
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:

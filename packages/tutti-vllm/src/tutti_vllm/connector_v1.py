@@ -89,6 +89,8 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     # Newer than the oldest supported version, which does not look for it.
     _cache_hit_source = getattr(optional("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "DISK", None)
     _open_worker = staticmethod(opening.open_worker)
+    # Whether block hashes stand for an image's content.
+    _media_have_names = True
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -98,6 +100,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self._told_absence = False
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = opening.open_scheduler(vllm_config, kv_cache_config)
+            self._media_have_names = opening.names_media(vllm_config)
         else:
             self._worker = self._open_worker(vllm_config, kv_cache_config)
             opening.add_ranges(self._worker, vllm_config)
@@ -168,9 +171,11 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     @contained(lambda: None)
     def on_new_request(self, request: Any) -> None:
         """Start to look after a request whose KV is the same for everybody who sends the same tokens."""
+        if self._scheduler is None or request.pooling_params is not None:
+            return
         # An adapter or an embedding may change under the name that vLLM puts into its block hashes.
         plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
-        if self._scheduler is not None and plain and request.pooling_params is None:
+        if plain and (self._media_have_names or not getattr(request, "mm_features", None)):
             self._scheduler.add_request(request)
 
     @contained(lambda: (0, False))

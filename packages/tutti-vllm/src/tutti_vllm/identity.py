@@ -19,7 +19,7 @@ from tutti_vllm.cache_groups import read_groups
 from tutti_vllm.topology import has_draft_model, read_topology
 from tutti_vllm.unsupported import UnsupportedError
 
-__all__ = ["UnsupportedError", "make_geometry", "make_namespace"]
+__all__ = ["UnsupportedError", "make_geometry", "make_namespace", "names_media_by_content"]
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
@@ -75,6 +75,8 @@ def make_namespace(
             "weights": _weights(vllm_config, model),
             "draft": _draft(vllm_config),
             "hf_config": _digest_json(model.hf_config.to_dict()),
+            "max_tokens": _max_tokens(model),
+            "media": _media(model),
             "dtype": str(model.dtype),
             "quantization": model.quantization,
             "kv_specs": [repr(group.kv_cache_spec) for group in groups],
@@ -113,6 +115,36 @@ def _block_hash(vllm_config: Any, kv_cache_config: Any, geometry: Geometry) -> d
         "seed": seed,
         "tokens": kv_cache_config.hash_block_size or geometry.block_tokens,
     }
+
+
+def _max_tokens(model: Any) -> int | str | None:
+    """Return the longest sequence: positions (LongRoPE) and attention (Llama 4) of some models depend on it.
+
+    Where vLLM fits it to the memory at each start, models are built for what was asked.
+    """
+    asked = getattr(model, "original_max_model_len", None)
+    return "auto" if asked == -1 else getattr(model, "max_model_len", None)
+
+
+def _media(model: Any) -> str | None:
+    """Return what changes an image between its bytes, which vLLM's block hashes know, and its tokens."""
+    config = getattr(model, "multimodal_config", None)
+    if config is None:
+        return None
+    names = ("media_io_kwargs", "mm_processor_kwargs")
+    return _digest_json({name: getattr(config, name, None) or {} for name in names})
+
+
+def names_media_by_content(vllm_config: Any) -> bool:
+    """Return whether vLLM's block hashes tell one image or sound from another, also after a restart.
+
+    Where neither its processor's nor its prefix cache is on, vLLM saves itself the look at their bytes and
+    numbers them, from 1 at each start.
+    """
+    config = getattr(vllm_config.model_config, "multimodal_config", None)
+    if config is None or vllm_config.cache_config.enable_prefix_caching:
+        return True
+    return bool(getattr(config, "mm_processor_cache_gb", 0))
 
 
 def _platform() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tutti_engine.upkeep import Upkeep
 from tutti_vllm import ranges
 from tutti_vllm.cache_groups import check_groups, layer_names, loses_whole_requests
 from tutti_vllm.compat import check_vllm, untested
-from tutti_vllm.identity import make_geometry, make_namespace
+from tutti_vllm.identity import make_geometry, make_namespace, names_media_by_content
 from tutti_vllm.load_mode import LoadRules, why_not_layerwise
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
@@ -35,6 +35,7 @@ __all__ = [
     "add_ranges",
     "check_settings",
     "make_local_engine",
+    "names_media",
     "open_scheduler",
     "open_worker",
     "register",
@@ -98,6 +99,17 @@ def open_scheduler(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | No
             policy,
         )
     return side
+
+
+def names_media(vllm_config: Any) -> bool:
+    """Return whether requests with images or sound can be cached; say so where they cannot."""
+    named = names_media_by_content(vllm_config)
+    if not named:
+        logger.warning(
+            "Tutti: with mm_processor_cache_gb 0 and without prefix caching vLLM does not tell images apart; "
+            "requests with images, videos or sound are not cached. Switch one of the two on."
+        )
+    return named
 
 
 def make_local_engine(geometry: Geometry, layout: StoreLayout, rank: int) -> TuttiEngine:

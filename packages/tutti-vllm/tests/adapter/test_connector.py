@@ -138,6 +138,20 @@ def test_loads_of_requests_whose_kv_is_not_for_everybody_are_never_promised():
     assert seen == [REQUEST]
 
 
+def test_requests_with_images_that_vllm_only_numbers_are_not_looked_after():
+    seen = []
+    connector = bare_connector()
+    connector._scheduler = SimpleNamespace(add_request=seen.append)
+    text, image = (SimpleNamespace(**vars(REQUEST), mm_features=each) for each in ([], [object()]))
+    connector._media_have_names = False
+    connector.on_new_request(text)
+    connector.on_new_request(image)
+    assert seen == [text]
+    connector._media_have_names = True
+    connector.on_new_request(image)
+    assert seen == [text, image]
+
+
 def test_orders_and_reports_cross_processes():
     orders = TuttiMetadata(StepOrders())
     assert pickle.loads(pickle.dumps(orders)).orders == orders.orders

@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from vllm.config.multimodal import MultiModalConfig
+from vllm.renderers.base import BaseRenderer
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -17,12 +19,18 @@ from vllm.v1.kv_cache_interface import (
     KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
 from tutti_vllm.cache_groups import layer_names
-from tutti_vllm.identity import UnsupportedError, make_geometry, make_namespace
+from tutti_vllm.identity import (
+    UnsupportedError,
+    make_geometry,
+    make_namespace,
+    names_media_by_content,
+)
 from tutti_vllm.topology import read_topology
 
 
@@ -45,6 +53,10 @@ def window(**changes):
             | changes
         )
     )
+
+
+def rswa():
+    return RSWASpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, rswa_window=128)
 
 
 def mamba():
@@ -89,6 +101,9 @@ def server(folder, **changes):
         "cache_dtype": "auto",
         "quantization": None,
         "revision": None,
+        "max_model_len": 4096,
+        "original_max_model_len": None,
+        "media": None,
     } | changes
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
@@ -104,6 +119,9 @@ def server(folder, **changes):
             dtype=facts["dtype"],
             quantization=facts["quantization"],
             seed=facts["seed"],
+            max_model_len=facts["max_model_len"],
+            original_max_model_len=facts["original_max_model_len"],
+            multimodal_config=facts["media"],
             get_total_num_hidden_layers=lambda: facts["layers"],
         ),
         load_config=SimpleNamespace(load_format=facts["load_format"]),
@@ -148,6 +166,10 @@ def test_geometry_comes_from_vllms_own_numbers(folder):
             cache_config(CrossAttentionSpec(32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)),
             "encoder.*CrossAttentionSpec",
         ),
+        # Whose KV depends on more than the tokens before it: what is a prompt, or what follows.
+        ({}, cache_config(spec(), rswa()), r"group 1 .*\(RSWASpec\)"),
+        ({}, cache_config(spec(non_causal=True)), r"group 0 .*see later ones"),
+        ({}, cache_config(window(), spec(non_causal=True)), r"group 1 .*see later ones"),
         (
             {},
             cache_config(
@@ -267,11 +289,54 @@ def test_the_same_server_finds_its_store_again(folder):
         {"cache_dtype": "fp8"},
         {"algorithm": "sha256_cbor"},
         {"load_format": "dummy"},
+        # Positions of LongRoPE and the attention of Llama 4 depend on it.
+        {"max_model_len": 131072},
+        {"media": MultiModalConfig(mm_processor_kwargs={"max_pixels": 1000})},
+        {"media": MultiModalConfig(media_io_kwargs={"image": {"mode": "L"}})},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_another_configuration_has_another_store(folder, changes):
     assert digest(server(folder, **changes)) != digest(server(folder))
+
+
+def test_a_length_that_vllm_fits_to_the_memory_changes_no_name(folder):
+    fitted = [
+        digest(server(folder, max_model_len=length, original_max_model_len=-1)) for length in (3000, 4000)
+    ]
+    assert fitted[0] == fitted[1]
+
+
+@pytest.mark.parametrize(
+    ("media", "prefix_caching", "named"),
+    [
+        (None, False, True),
+        (MultiModalConfig(mm_processor_cache_gb=0), True, True),
+        (MultiModalConfig(mm_processor_cache_gb=4), False, True),
+        (MultiModalConfig(mm_processor_cache_gb=0), False, False),
+    ],
+)
+def test_images_have_names_unless_vllm_numbers_them(folder, media, prefix_caching, named):
+    config = server(folder, media=media)
+    config.cache_config.enable_prefix_caching = prefix_caching
+    assert names_media_by_content(config) is named
+
+
+def test_vllm_numbers_images_where_both_of_its_caches_are_off(folder):
+    # From 1 in each process: what is kept over a restart would be another image's.
+    def identifiers(cache_gb, prefix_caching):
+        renderer = SimpleNamespace(
+            model_config=SimpleNamespace(multimodal_config=MultiModalConfig(mm_processor_cache_gb=cache_gb)),
+            config=SimpleNamespace(
+                cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching), ec_transfer_config=None
+            ),
+            _validate_mm_uuids=lambda *_: None,
+        )
+        items = SimpleNamespace(get_all_counts=lambda: {"image": 1})
+        return BaseRenderer._process_mm_uuids(renderer, {"image": ["pixels"]}, items, {}, "renderer0-mm-1")
+
+    assert identifiers(0, False) == {"image": ["renderer0-mm-1-image-0"]}
+    assert identifiers(4, False) == identifiers(0, True) == {}
 
 
 def test_other_bytes_in_a_page_have_another_store(folder):
