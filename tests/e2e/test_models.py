@@ -70,7 +70,7 @@ def flip_everything(root: Path) -> None:
         path.write_bytes(bytes(byte ^ 0x55 for byte in path.read_bytes()))
 
 
-PROMPTS = [prompt(60, 500), prompt(61, 690), prompt(62, 60)]
+PROMPTS = [prompt(60, 500), prompt(61, 690), prompt(62, 40)]
 
 
 def test_windows_beside_full_attention(serve, tmp_path):
