@@ -154,13 +154,12 @@ class PlannerReports:
         if load.ranks_left:
             return False
         del self._loads[result.plan_id]
+        # All of them first: the first one's loss takes along what goes on from it.
+        self._suspect(load.entries[position] for position in load.guilty & load.corrupt)
         for position, entry in enumerate(load.entries):
             if entry is None:
                 continue
             if position in load.guilty:
-                if position in load.corrupt and self._index.holds(entry):
-                    self._room.suspect(entry.chunk_id)
-                    self._count("corrupt_chunks", 1)
                 self._count("lost_chunks", self._index.drop(entry))
             self._index.unpin(entry)
         self._count("load_chunks", len(load.entries) - len(load.failed))
@@ -219,6 +218,13 @@ class PlannerReports:
             if not where.ranks:
                 del self._quarantined[settled.plan_id, position]
                 self._index.give_back([where.chunk_id])
+
+    def _suspect(self, entries: Iterable[Entry | None]) -> None:
+        """Note places whose chunks did not verify."""
+        for entry in entries:
+            if entry is not None and self._index.holds(entry):
+                self._room.suspect(entry.chunk_id)
+                self._count("corrupt_chunks", 1)
 
     def _settle(self, store: Store, plan_id: int, position: int) -> bool:
         """Make one chunk a hit or give it up; return whether every rank made it durable."""

@@ -452,6 +452,19 @@ def test_chunk_that_does_not_verify_leaves_as_a_suspect():
     assert planner.counters["corrupt_chunks"] == 1
 
 
+def test_every_chunk_of_a_prompt_that_does_not_verify_is_a_suspect():
+    # The loss of the first one takes the other along; its place is no better for that.
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(8), journal=journal)
+    keys = [b"a", b"b", b"c"]
+    plan = planner.plan_store(candidates(*keys), [keys])
+    planner.complete_store(0, StoreResult(plan.plan_id, (SUM,) * 3))
+    plan = planner.plan_load(candidates(*keys))
+    planner.complete_load(LoadResult(plan.plan_id, failed=(0, 1), errno=errno.EBADMSG, corrupt=(0, 1)))
+    assert sorted(journal.suspects) == sorted(each.chunk_id for each in plan.transfers[:2])
+    assert planner.counters["corrupt_chunks"] == 2 and planner.counters["lost_chunks"] == 3
+
+
 def test_a_watcher_sees_each_chunk_come_and_go():
     planner = Planner(GEOMETRY, range(2), ranks=2)
     seen = []
