@@ -207,6 +207,8 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
     ranks = topology.parts
     replica = _replica(settings, vllm_config.parallel_config)
     store = _open_store(settings, namespace, geometry, ranks, replica)
+    upkeep = contextlib.ExitStack()
+    upkeep.callback(store.close)
     try:
         engine = TuttiEngine(
             geometry,
@@ -219,8 +221,6 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             load_ranks=topology.workers,
             policies=settings.policies,
         )
-        upkeep = contextlib.ExitStack()
-        upkeep.callback(store.close)
         if isinstance(store, LocalStoreView):
             upkeep.callback(ViewFollower(store, engine.planner).close)
         else:
@@ -239,7 +239,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
         return side
     except BaseException:
-        store.close()
+        upkeep.close()
         raise
 
 

@@ -109,6 +109,9 @@ class WorkerSide:
                 # Requests wait for every one of them, or the step has begun to go by what they bring.
                 if load.plan is None or load.plan.plan_id not in self._waiting:
                     self._fail(load)
+                    if load.plan is not None:
+                        # The scheduler's side holds its chunks until it hears of it.
+                        self._refuse(load.plan, errno.EIO)
 
     def wait_for_layer(self, name: str) -> None:
         """Return once a layer's pages may be read."""
@@ -263,7 +266,12 @@ class WorkerSide:
             if self._mover is None or layout is None:
                 raise RuntimeError("the KV cache of this rank is not registered")
             engine = self._open_engine(layout)
-            engine.bind(self._mover)
+            try:
+                engine.bind(self._mover)
+            except BaseException:
+                # The next orders try again: each time with files and threads of its own.
+                engine.shutdown(0.0)
+                raise
             self._engine = engine
         return self._engine
 

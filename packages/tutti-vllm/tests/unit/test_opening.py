@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,11 @@ from tutti_engine.errors import RootError
 from tutti_engine.local_store import LocalStore
 from tutti_engine.namespace import Namespace
 from tutti_engine.store_view import LocalStoreView
+from tutti_vllm import opening
+from tutti_vllm.load_mode import LoadRules
 from tutti_vllm.opening import _open_store, _replica
 from tutti_vllm.settings import Settings, SettingsError
+from tutti_vllm.topology import Topology
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"test": "opening"})
@@ -43,3 +47,26 @@ def test_settings_reach_the_store(tmp_path):
         assert isinstance(store, LocalStoreView)
     with pytest.raises(RootError, match="there is no store"):
         _open_store(settings(tmp_path, read_only=True), NAMESPACE, GEOMETRY, 1, (0, 2))
+
+
+def test_a_start_that_fails_late_leaves_no_thread_and_no_lock(tmp_path, monkeypatch):
+    pytest.importorskip("tutti_kv_kernels", reason="tutti-kv-kernels is not installed")
+    for name, value in {
+        "make_geometry": GEOMETRY,
+        "make_namespace": NAMESPACE,
+        "check_vllm": "0.32.0",
+        "read_topology": Topology(),
+        "_replica": (0, 1),
+        "_load_rules": LoadRules(),
+    }.items():
+        monkeypatch.setattr(opening, name, lambda *_, value=value: value)
+    monkeypatch.setattr(opening, "_follow_events", lambda *_: 1 / 0)
+    before = set(threading.enumerate())
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            opening._open_scheduler(
+                settings(tmp_path),
+                SimpleNamespace(parallel_config=None),
+                SimpleNamespace(hash_block_size=16),
+            )
+    assert set(threading.enumerate()) <= before

@@ -158,6 +158,41 @@ def test_a_store_that_cannot_be_opened_fails_every_plan_and_is_tried_again(rig):
     assert doors == [LAYOUT] * 3
 
 
+def test_each_attempt_that_fails_gives_back_what_it_opened(rig):
+    opened, closed = [], []
+
+    class Refusing(MemoryBackend):
+        def bind_staging(self, window):
+            raise OSError(errno.ENOMEM, "memory cannot be registered")
+
+        def shutdown(self):
+            closed.append(self)
+            super().shutdown()
+
+    def open_engine(layout):
+        opened.append(Refusing(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8))
+        return TuttiEngine(GEOMETRY, backend=opened[-1])
+
+    one = rig(open_engine)
+    for plan_id in range(3):
+        assert one.store(store_plan(plan_id, 0, (1, 2))).errno == errno.ENOMEM
+    assert opened == closed and opened
+
+
+def test_loads_that_are_not_even_begun_are_reported_to_both_sides(rig, monkeypatch):
+    one = rig()
+    monkeypatch.setattr(one.side._meter, "begin_load", lambda plan_id: 1 / 0)
+    orders = [load_order(name, number, 0, (4 + number,) * 2, bytes(16)) for number, name in enumerate("ab")]
+    received, bad, report = one.step(StepOrders(LAYOUT, loads=tuple(orders)))
+    assert received == {"a", "b"} and bad == {4, 5}
+    # The planner lets go of their chunks only when it hears of every plan.
+    assert [(each.plan_id, each.failed, each.untried) for each in report.results[0]] == [
+        (0, (0,), (0,)),
+        (1, (0,), (0,)),
+    ]
+    assert not any(one.side.in_use().values())
+
+
 def test_the_store_is_opened_as_soon_as_its_place_is_known(rig):
     doors = []
 
