@@ -58,22 +58,21 @@ class KVEvents:
         self._queue: deque[Any] = deque()
         planner.watch(self._stored, self._gone)
 
-    def note(self, plan: LoadPlan | StorePlan, requests: Iterable[Any]) -> None:
+    def note(self, plan: LoadPlan | StorePlan, owners: Iterable[tuple[Any, range]]) -> None:
         """Take note of whose chunks a plan moves; those of a load are there, those of a store may come.
 
         Args:
             plan: a plan that has just been made.
-            requests: vLLM's requests that its chunks belong to, and any others.
+            owners: vLLM's requests that its chunks belong to, each with the numbers of its chunks among which
+                they are.
         """
         wanted = {
             transfer.key
             for transfer in plan.transfers
             if transfer.chunk_id is not None and transfer.key not in self._told
         }
-        for request in requests:
-            for chunk in range(len(request.block_hashes) // self._hashes_per_chunk - 1, -1, -1):
-                if not wanted:
-                    return
+        for request, chunks in owners:
+            for chunk in chunks if wanted else ():
                 key = ChunkKey(bytes(request.block_hashes[(chunk + 1) * self._hashes_per_chunk - 1]))
                 if key not in wanted:
                     continue

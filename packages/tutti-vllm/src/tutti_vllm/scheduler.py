@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -183,7 +183,7 @@ class SchedulerSide:
             promised, chunks = table.promised(), table.chunks
             keys = self._keys_of(tracked)[chunks.start : chunks.stop]
             plan = self._engine.plan_load(
-                [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys)],
+                [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys, strict=True)],
                 self._use_of(tracked, external_tokens),
             )
         except Exception as error:
@@ -203,7 +203,7 @@ class SchedulerSide:
         self._loads.append(RequestLoad(request.request_id, promised, plan, tracked.layerwise))
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
-            self.events.note(plan, (request,))
+            self.events.note(plan, [(request, chunks)])
 
     def build_orders(
         self,
@@ -228,7 +228,6 @@ class SchedulerSide:
             self._engine.planner.settle_places()
             if self._broken is None:
                 stores = self._plan_stores(scheduled_tokens, draft_tokens, block_ids_of)
-                self._note_events(stores, scheduled_tokens)
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
@@ -318,6 +317,7 @@ class SchedulerSide:
         candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         prefixes = []
         uses = []
+        owners = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None:
@@ -328,13 +328,19 @@ class SchedulerSide:
             if not tracked.stores:
                 continue
             sure = tokens - len(draft_tokens.get(request_id, ()))
-            completed = self._completed_chunks(tracked, sure, block_ids_of)
+            completed, new = self._completed_chunks(tracked, sure, block_ids_of)
             if completed:
                 uses.append(use)
+                end = tracked.next_store_chunk
+                owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
-        return () if plan is None else (plan,)
+        if plan is None:
+            return ()
+        if self.events is not None:
+            self._note_events(plan, owners)
+        return (plan,)
 
     def _time_prefill(self, tracked: _Tracked) -> None:
         request = tracked.request
@@ -345,12 +351,13 @@ class SchedulerSide:
         elif not tracked.layerwise:
             tracked.prefill = self._prefills.begin(request.num_computed_tokens, request.num_tokens)
 
-    def _note_events(self, stores: Sequence[StorePlan], request_ids: Iterable[str]) -> None:
-        if self.events is None or not stores:
-            return
-        tracked = [self._tracked[each] for each in request_ids if each in self._tracked]
-        for plan in stores:
-            self.events.note(plan, [each.request for each in tracked])
+    def _note_events(self, plan: StorePlan, owners: Sequence[tuple[Request, range]]) -> None:
+        assert self.events is not None
+        try:
+            self.events.note(plan, owners)
+        except Exception:
+            # Not a reason to forget a plan that places were given to.
+            logger.exception("Tutti: a router is not told of what this step stores.")
 
     def _keys_of(self, tracked: _Tracked) -> list[ChunkKey]:
         """Return the keys of a request's whole chunks; not to be changed."""
@@ -373,24 +380,25 @@ class SchedulerSide:
 
     def _completed_chunks(
         self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], BlockTables | None]
-    ) -> list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]]:
+    ) -> tuple[list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], int]:
+        """Return the chunks that can be stored, and out of how many before ``next_store_chunk``."""
         request = tracked.request
         # After a failed load vLLM goes back and computes tokens again: what was counted then may never have
         # existed.
         first = min(tracked.next_store_chunk, request.num_computed_tokens // self._chunk_tokens)
         last = (request.num_computed_tokens + tokens) // self._chunk_tokens
         if last <= first:
-            return []
+            return [], 0
         keys = self._keys_of(tracked)[first:last]
         tracked.next_store_chunk = first + len(keys)
         if all(self._engine.planner.is_known(key) for key in keys):
-            return []
+            return [], 0
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
-            return []
+            return [], 0
         completed: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
         for chunk, key in enumerate(keys, start=first):
             blocks = stored_blocks(self._engine.geometry, block_ids, chunk)
             if blocks is not None:
                 completed.append((key, blocks))
-        return completed
+        return completed, len(keys)

@@ -197,6 +197,43 @@ def test_what_was_never_told_goes_unsaid():
     assert rig.take() == []
 
 
+def test_requests_that_store_nothing_are_not_looked_at_for_what_others_store():
+    # Hundreds of long ones may be answered beside the one that completes a chunk.
+    rig = Rig(places=64)
+    idle = [request(seed, 640) for seed in range(2, 6)]
+    rig.store(*idle)
+    asked = []
+
+    class Watched(list):
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+
+    for each in idle:
+        each.num_computed_tokens = 630
+        rig.side.add_request(each)
+    own = request(1, 128)
+    rig.side.add_request(own)
+    rig.side.build_orders({each.request_id: 1 for each in idle}, {}, lambda _: (list(range(100, 200)),))
+    for each in idle:
+        each.block_hashes = Watched(each.block_hashes)
+    asked.clear()
+    step = {each.request_id: 1 for each in idle} | {own.request_id: 128}
+    orders = rig.side.build_orders(step, {}, lambda _: (list(range(100, 200)),))
+    rig.confirm(orders)
+    assert len(rig.take()) == 2
+    assert asked == []
+
+
+def test_an_event_that_cannot_be_made_costs_no_store(monkeypatch):
+    rig = Rig()
+    monkeypatch.setattr(rig.side.events, "_event", lambda *_: 1 / 0)
+    orders = rig.step(request(1, 150))
+    assert len(orders.stores) == 1
+    rig.confirm(orders)
+    assert rig.engine.planner.resident_chunks == 2 and rig.take() == []
+
+
 def test_nothing_is_kept_or_told_when_events_are_off():
     rig = Rig(enabled=False)
     rig.confirm(rig.step(request(1, 200)))
