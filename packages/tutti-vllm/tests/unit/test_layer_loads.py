@@ -291,4 +291,4 @@ def test_loads_that_a_defect_keeps_from_starting_are_reported_as_failed(rig, mon
     assert bad == {8, 9}
     assert received == (set() if layerwise else {"r"})
     if layerwise:
-        assert {r.plan_id: r.errno for r in results} == {7: errno.ECANCELED}
+        assert {r.plan_id: r.errno for r in results} == {1: errno.EIO, 7: errno.ECANCELED}
