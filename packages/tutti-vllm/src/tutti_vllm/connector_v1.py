@@ -175,7 +175,10 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
             return
         # An adapter or an embedding may change under the name that vLLM puts into its block hashes.
         plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
-        if plain and (self._media_have_names or not getattr(request, "mm_features", None)):
+        if not self._media_have_names:
+            # One that goes on with new input may bring an image later.
+            plain = plain and not getattr(request, "mm_features", None) and not request.resumable
+        if plain:
             self._scheduler.add_request(request)
 
     @contained(lambda: (0, False))

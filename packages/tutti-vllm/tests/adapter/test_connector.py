@@ -142,10 +142,14 @@ def test_requests_with_images_that_vllm_only_numbers_are_not_looked_after():
     seen = []
     connector = bare_connector()
     connector._scheduler = SimpleNamespace(add_request=seen.append)
-    text, image = (SimpleNamespace(**vars(REQUEST), mm_features=each) for each in ([], [object()]))
+    text, image = (
+        SimpleNamespace(**vars(REQUEST), mm_features=each, resumable=False) for each in ([], [object()])
+    )
     connector._media_have_names = False
     connector.on_new_request(text)
     connector.on_new_request(image)
+    # An image may come with its next input.
+    connector.on_new_request(SimpleNamespace(**vars(text) | {"resumable": True}))
     assert seen == [text]
     connector._media_have_names = True
     connector.on_new_request(image)

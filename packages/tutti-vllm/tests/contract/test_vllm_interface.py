@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from vllm.config import KVTransferConfig, ParallelConfig
+from vllm.config import KVTransferConfig, ModelConfig, MultiModalConfig, ParallelConfig
 from vllm.distributed import kv_events
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -148,7 +148,9 @@ READ = (
     (KVConnectorOutput, """finished_sending finished_recving failed_recving kv_connector_stats
         kv_connector_worker_meta invalid_block_ids"""),
     (Request, """request_id num_tokens num_computed_tokens block_hashes cache_salt lora_request
-        pooling_params prompt_embeds all_token_ids skip_reading_prefix_cache"""),
+        pooling_params prompt_embeds all_token_ids skip_reading_prefix_cache mm_features resumable"""),
+    (MultiModalConfig, "mm_processor_cache_gb mm_processor_kwargs media_io_kwargs"),
+    (ModelConfig, "max_model_len multimodal_config"),
     (KVCacheConfig, "kv_cache_groups kv_cache_tensors kv_cache_layout num_blocks hash_block_size"),
     (KVTransferConfig, "kv_connector_extra_config kv_load_failure_policy"),
     (ParallelConfig, "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_index"),
