@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,10 @@ def _platform() -> dict[str, Any]:
 
     facts: dict[str, Any] = {"device": str(current_platform.device_type)}
     if current_platform.is_cpu():
+        facts["machine"] = platform.machine()
         facts["cpu"] = torch.backends.cpu.get_cpu_capability()
-        facts["amx"] = "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        # As vLLM asks it: the kernel's own list may leave out what the processor says.
+        facts["amx"] = bool(torch.cpu._is_amx_tile_supported())
     else:
         facts["capability"] = str(current_platform.get_device_capability())
     return facts

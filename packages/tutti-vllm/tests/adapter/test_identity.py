@@ -2,6 +2,7 @@
 """Which caches are taken, and that nothing that changes the bytes shares a store."""
 
 import os
+import platform
 from types import SimpleNamespace
 
 import pytest
@@ -350,6 +351,22 @@ def test_other_bytes_in_a_page_have_another_store(folder):
     assert digest(server(folder), blocks_per_chunk=4) != here
     assert digest(server(folder), vllm="0.33.0") != here
     assert digest(server(folder), checksum="d") != here
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (platform, "machine", "riscv64"),
+        (torch.backends.cpu, "get_cpu_capability", "DEFAULT"),
+        (torch.cpu, "_is_amx_tile_supported", not torch.cpu._is_amx_tile_supported()),
+    ],
+)
+def test_another_processor_packs_keys_otherwise_and_has_another_store(
+    folder, monkeypatch, owner, name, value
+):
+    here = digest(server(folder))
+    monkeypatch.setattr(owner, name, lambda: value)
+    assert digest(server(folder)) != here
 
 
 def test_other_weights_under_the_same_name_have_another_store(folder):
