@@ -306,8 +306,11 @@ class Server:
             assert time.monotonic() < deadline, "it never comes"
             self.step()
 
-    def run(self):
-        """Go on as vLLM's loop does until nothing is left; then nothing may be held."""
+    def run(self, *, settled=False):
+        """Go on as vLLM's loop does until nothing is left; then nothing may be held.
+
+        ``settled``: each step begins with every transfer of the ones before at its end.
+        """
         deadline = time.monotonic() + DEADLINE
         while self.scheduler.has_requests() or self._flying:
             assert time.monotonic() < deadline, "the server never becomes idle"
@@ -315,6 +318,9 @@ class Server:
                 self.step()
             else:
                 self._take_oldest()
+            for worker in self.workers if settled else ():
+                engine = worker.connector._worker._engine
+                assert engine is None or engine.wait_idle(deadline)
         self.check_idle()
 
     def check_idle(self):

@@ -52,7 +52,7 @@ def test_preempted_and_resumed_with_an_external_hit(server, words, mode, as_new)
     one = serve(server, mode, blocks=24, enable_prefix_caching=False)
     one.scheduler.use_v2_model_runner = as_new
     requests = [one.add(f"{n}", words(n, 90), 60) for n in range(4)]
-    one.run()
+    one.run(settled=True)  # what the preempted one had is stored before it comes back
     one.check(*(f"{n}" for n in range(4)))
     assert sum(request.num_preemptions for request in requests) > 0
     assert one.count("load_chunks") > 0
