@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What QEMU's model says about a driver that breaks the rules of NVMe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+__all__ = ["TRACE_ARGUMENTS", "events", "unprovoked"]
+
+TRACE_ARGUMENTS = ("-trace", "pci_nvme_err*", "-trace", "pci_nvme_ub*")
+"""Errors that the model answers with, and undefined behaviour that the specification leaves open."""
+
+
+def events(log: Path) -> Counter[str]:
+    """How often each event came; a line begins with its name."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return Counter(line.split()[0] for line in lines if line.startswith("pci_nvme_"))
+
+
+def unprovoked(log: Path, provoked: frozenset[str]) -> list[str]:
+    """Lines of events that the test did not mean to provoke."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if line.startswith("pci_nvme_") and line.split()[0] not in provoked]
