@@ -6,40 +6,22 @@
 #include <cstdint>
 #include <span>
 
+#include "tutti/runtime/nvme/core/stripe.hpp"
+
 namespace tutti::runtime::detail {
 
-/// Round robin: unit k of the target is on shard (k + rotation) mod shards, there as unit k / shards.
-struct Stripe {
-  std::uint64_t unit = 0;      ///< bytes, a power of two
-  std::uint32_t shards = 0;    ///< at least 1
-  std::uint32_t rotation = 0;  ///< less than shards
-};
-
-/// A run of bytes that is contiguous in the target and in one shard.
-struct StripePiece {
-  std::uint32_t shard = 0;
-  std::uint64_t shard_offset = 0;
-  std::uint64_t target_offset = 0;
-  std::uint64_t length = 0;
-
-  friend bool operator==(const StripePiece&, const StripePiece&) = default;
-};
+using nvme::first_piece;
+using nvme::Stripe;
+using nvme::StripePiece;
 
 /// Calls `visit` with the pieces of a range, in the target's order. With one shard the whole range is one.
 template <typename Visit>
 void for_each_piece(const Stripe& stripe, std::uint64_t offset, std::uint64_t length, Visit visit) {
-  if (stripe.shards == 1) {
-    visit(StripePiece{0, offset, offset, length});
-    return;
-  }
   while (length > 0) {
-    const std::uint64_t number = offset / stripe.unit;
-    const std::uint64_t inside = offset % stripe.unit;
-    const std::uint64_t part = std::min(length, stripe.unit - inside);
-    const auto shard = static_cast<std::uint32_t>((number + stripe.rotation) % stripe.shards);
-    visit(StripePiece{shard, number / stripe.shards * stripe.unit + inside, offset, part});
-    offset += part;
-    length -= part;
+    const StripePiece piece = first_piece(stripe, offset, length);
+    visit(piece);
+    offset += piece.length;
+    length -= piece.length;
   }
 }
 
