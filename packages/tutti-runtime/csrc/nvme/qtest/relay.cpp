@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "relay.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tutti/runtime/nvme/core/ordered.hpp"
+#include "tutti/runtime/nvme/registers.hpp"
+
+namespace tutti::runtime::nvme::qtest {
+namespace {
+
+// No doorbell value: tails and heads have 16 bits.
+constexpr std::uint32_t kUnrung = kAllOnes;
+constexpr int kSpins = 2000;
+constexpr std::chrono::microseconds kPause{50};
+
+}  // namespace
+
+DoorbellRelay::DoorbellRelay(Write write) : write_(std::move(write)) {
+  seen_.fill(kUnrung);
+  words_.fill(kUnrung);
+  thread_ = std::thread([this] { run(); });
+}
+
+DoorbellRelay::~DoorbellRelay() {
+  stop_.store(true, std::memory_order_relaxed);
+  thread_.join();
+}
+
+std::uint32_t* DoorbellRelay::word(std::uint32_t offset) {
+  const std::uint32_t index = (offset - kDoorbells) / 4;
+  if (offset < kDoorbells || offset % 4 != 0 || index >= kWords) {
+    return nullptr;
+  }
+  std::lock_guard lock(mutex_);
+  watched_ = std::max(watched_, index + 1);
+  seen_[index] = kUnrung;
+  store_release(&words_[index], kUnrung);
+  return &words_[index];
+}
+
+bool DoorbellRelay::look() {
+  std::lock_guard lock(mutex_);
+  bool changed = false;
+  for (std::uint32_t index = 0; index < watched_; ++index) {
+    const std::uint32_t value = load_acquire(&words_[index]);
+    if (value != seen_[index]) {
+      seen_[index] = value;
+      write_(kDoorbells + 4 * index, value);
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+void DoorbellRelay::run() {
+  int idle = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    idle = look() ? 0 : idle + 1;
+    if (idle > kSpins) {
+      std::this_thread::sleep_for(kPause);
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace tutti::runtime::nvme::qtest

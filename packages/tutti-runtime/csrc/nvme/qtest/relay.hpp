@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tutti::runtime::nvme::qtest {
+
+/// Doorbells that are rung by plain stores, as a GPU rings them: a thread watches the words and writes what
+/// changed to the device. A queue's next value always differs from its last one, since a ring is never filled
+/// all around before the device has seen a value between.
+class DoorbellRelay {
+ public:
+  using Write = std::function<void(std::uint32_t offset, std::uint32_t value)>;
+
+  /// @param write a doorbell's offset in BAR0 and its new value; called on the relay's thread
+  explicit DoorbellRelay(Write write);
+  ~DoorbellRelay();
+  DoorbellRelay(const DoorbellRelay&) = delete;
+  DoorbellRelay& operator=(const DoorbellRelay&) = delete;
+
+  /// The word for a doorbell, from now on watched; of a new queue, which begins again, also when an earlier
+  /// queue had the same doorbell. Null for an offset that no doorbell of 511 queue pairs has.
+  [[nodiscard]] std::uint32_t* word(std::uint32_t offset);
+
+ private:
+  static constexpr std::uint32_t kWords = 1024;
+
+  void run();
+  /// True when a word had changed.
+  [[nodiscard]] bool look();
+
+  Write write_;
+  std::mutex mutex_;
+  std::uint32_t watched_ = 0;  ///< words below this index may be in use
+  std::array<std::uint32_t, kWords> seen_{};
+  std::array<std::uint32_t, kWords> words_{};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace tutti::runtime::nvme::qtest

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "machine.hpp"
+#include "relay.hpp"
+#include "tutti/runtime/error.hpp"
+#include "tutti/runtime/nvme/qtest.hpp"
+#include "tutti/runtime/nvme/registers.hpp"
+
+namespace tutti::runtime::nvme {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+// Where BARs are put: in the hole that a q35 machine leaves between its memory and 4 GiB.
+constexpr std::uint64_t kPeerBase = 0xc0000000;
+constexpr std::uint64_t kPeerMost = 0x10000000;
+constexpr std::uint64_t kBarBase = 0xe0000000;
+constexpr std::uint64_t kBarSpacing = 0x100000;
+// PCI Local Bus Specification: header of a function.
+constexpr std::uint32_t kConfigCommand = 0x04;
+constexpr std::uint32_t kConfigClass = 0x08;
+constexpr std::uint32_t kConfigBar0 = 0x10;
+constexpr std::uint32_t kConfigBar2 = 0x18;
+constexpr std::uint32_t kMemoryAndMaster = 6;
+constexpr std::uint32_t kNvmeClass = 0x010802;
+
+std::uint64_t rounded(std::uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
+
+class QtestTransport final : public Transport {
+ public:
+  explicit QtestTransport(const QtestOptions& options)
+      : machine_(qtest::Machine::of(options.socket, options.ram)),
+        slot_(options.slot),
+        taken_(*machine_, slot_) {
+    place_controller();
+    if (!options.peer.empty()) {
+      place_peer(options.peer, options.peer_slot);
+    }
+    if (options.relay) {
+      relay_.emplace([this](std::uint32_t offset, std::uint32_t value) { write_register(offset, value); });
+    }
+  }
+
+  ~QtestTransport() override {
+    relay_.reset();
+    // No transfer can begin any more, whatever the controller still believes.
+    client().write_config(slot_, kConfigCommand, 0);
+  }
+
+  std::string name() const override {
+    char text[32];
+    std::snprintf(text, sizeof(text), "qtest:0x%x", slot_ << 3U);
+    return text;
+  }
+
+  std::uint32_t read32(std::uint32_t offset) override { return client().read32(bar_ + offset); }
+  std::uint64_t read64(std::uint32_t offset) override { return client().read64(bar_ + offset); }
+  void write32(std::uint32_t offset, std::uint32_t value) override { write_register(offset, value); }
+  void write64(std::uint32_t offset, std::uint64_t value) override { client().write64(bar_ + offset, value); }
+
+  std::uint32_t* doorbell(std::uint32_t offset) override { return relay_ ? relay_->word(offset) : nullptr; }
+
+  DmaMemory allocate(std::uint64_t size, MemoryKind kind) override {
+    refuse_device(kind);
+    size = rounded(size);
+    const std::uint64_t offset = machine_->memory().take(size, kPage);
+    std::byte* address = machine_->ram().address() + offset;
+    std::memset(address, 0, size);
+    auto owner = std::shared_ptr<void>(
+        address, [machine = machine_, offset, size](void*) { machine->memory().add(offset, size); });
+    return {address, offset, size, std::move(owner)};
+  }
+
+  DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int /*device*/) override {
+    refuse_device(kind);
+    std::uint64_t iova = 0;
+    if (const auto offset = machine_->ram().offset_of(address, size)) {
+      if (*offset < machine_->windows_begin()) {
+        throw InvalidArgument("offset " + std::to_string(*offset) +
+                              " of the machine's memory is kept for queues; "
+                              "windows begin at its half, " +
+                              std::to_string(machine_->windows_begin()));
+      }
+      iova = *offset;
+    } else if (const auto there = peer_ ? peer_->offset_of(address, size) : std::nullopt) {
+      iova = kPeerBase + *there;
+    } else {
+      throw InvalidArgument(
+          "QEMU's devices reach only the file behind the machine's memory (and the peer's): the " +
+          std::to_string(size) + " bytes must be one shared mapping of it");
+    }
+    return {address, size, {{iova, size}}, machine_};
+  }
+
+  TransportCaps caps() const override {
+    TransportCaps caps;
+    caps.doorbell_stores = relay_.has_value();
+    caps.page_bytes = kPage;
+    caps.limits = "QEMU without a guest: windows are mappings of the second half of the machine's memory";
+    return caps;
+  }
+
+ private:
+  /// A slot for as long as this lives.
+  class Taken {
+   public:
+    Taken(qtest::Machine& machine, std::uint32_t slot) : machine_(machine), slot_(slot) {
+      machine.take_slot(slot);
+    }
+    ~Taken() { machine_.leave_slot(slot_); }
+    Taken(const Taken&) = delete;
+    Taken& operator=(const Taken&) = delete;
+
+   private:
+    qtest::Machine& machine_;
+    std::uint32_t slot_;
+  };
+
+  [[nodiscard]] qtest::Client& client() const noexcept { return machine_->client(); }
+
+  void write_register(std::uint32_t offset, std::uint32_t value) { client().write32(bar_ + offset, value); }
+
+  static void refuse_device(MemoryKind kind) {
+    if (kind == MemoryKind::kDevice) {
+      throw InvalidArgument("QEMU's devices cannot reach memory of a GPU: use memory of the machine's file");
+    }
+  }
+
+  void place_controller() {
+    const std::uint32_t found = client().read_config(slot_, kConfigClass) >> 8U;
+    if (found != kNvmeClass) {
+      throw SystemError(ENODEV, "slot " + std::to_string(slot_) + " of the machine holds no NVMe controller");
+    }
+    bar_ = kBarBase + slot_ * kBarSpacing;
+    client().write_config(slot_, kConfigBar0, static_cast<std::uint32_t>(bar_));
+    client().write_config(slot_, kConfigBar0 + 4, 0);
+    client().write_config(slot_, kConfigCommand, kMemoryAndMaster);
+  }
+
+  void place_peer(const std::string& path, std::uint32_t slot) {
+    peer_.emplace(path);
+    if (peer_->size() > kPeerMost) {
+      throw InvalidArgument("peer='" + path + "' has " + std::to_string(peer_->size()) +
+                            " bytes; there is room on the bus for 256 MiB");
+    }
+    client().write_config(slot, kConfigBar2, static_cast<std::uint32_t>(kPeerBase));
+    client().write_config(slot, kConfigBar2 + 4, 0);
+    client().write_config(slot, kConfigCommand, kMemoryAndMaster);
+  }
+
+  std::shared_ptr<qtest::Machine> machine_;
+  const std::uint32_t slot_;
+  const Taken taken_;
+  std::uint64_t bar_ = 0;
+  std::optional<qtest::SharedFile> peer_;
+  std::optional<qtest::DoorbellRelay> relay_;
+};
+
+void check_slot(const char* key, std::uint32_t slot) {
+  if (slot < 1 || slot > 31) {
+    throw InvalidArgument(std::string(key) + "=" + std::to_string(slot) + " must be between 1 and 31");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> open_qtest(const QtestOptions& options) {
+  check_slot("slot", options.slot);
+  if (!options.peer.empty()) {
+    check_slot("peer_slot", options.peer_slot);
+  }
+  return std::make_unique<QtestTransport>(options);
+}
+
+}  // namespace tutti::runtime::nvme

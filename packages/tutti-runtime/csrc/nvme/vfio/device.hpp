@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "descriptor.hpp"
+#include "group.hpp"
+
+namespace tutti::runtime::nvme::vfio {
+
+/// One device of a group: its configuration space and the registers of its BAR 0.
+class Device {
+ public:
+  /// Resets it, maps BAR 0 and lets it master the bus. @throws SystemError
+  Device(std::shared_ptr<Group> group, std::string bdf);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  [[nodiscard]] Group& group() const noexcept { return *group_; }
+  [[nodiscard]] const std::shared_ptr<Group>& shared_group() const noexcept { return group_; }
+  [[nodiscard]] const std::string& bdf() const noexcept { return bdf_; }
+  /// Registers; `size()` bytes of them.
+  [[nodiscard]] std::byte* registers() const noexcept { return registers_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+
+ private:
+  void reset() noexcept;
+  void map_registers();
+  /// Sets or clears bits of the command register; false, with errno, when that fails.
+  [[nodiscard]] bool change_command(std::uint16_t set, std::uint16_t clear) const noexcept;
+
+  std::shared_ptr<Group> group_;
+  std::string bdf_;
+  Descriptor device_;
+  bool can_reset_ = false;
+  std::byte* registers_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace tutti::runtime::nvme::vfio

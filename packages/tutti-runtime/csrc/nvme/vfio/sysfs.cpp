@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sysfs.hpp"
+
+#include <cerrno>
+#include <filesystem>
+#include <regex>
+#include <system_error>
+
+#include "tutti/runtime/error.hpp"
+
+namespace tutti::runtime::nvme::vfio {
+namespace {
+
+/// The last component of a link's target, empty when there is no such link.
+std::string target_of(const std::filesystem::path& link) {
+  std::error_code error;
+  const auto target = std::filesystem::read_symlink(link, error);
+  return error ? std::string() : target.filename().string();
+}
+
+}  // namespace
+
+std::string group_of(const std::string& root, const std::string& bdf) {
+  static const std::regex form("[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]");
+  if (!std::regex_match(bdf, form)) {
+    throw InvalidArgument("bdf='" + bdf + "' must be like '0000:01:00.0', in lower case");
+  }
+  const auto folder = std::filesystem::path(root) / "sys/bus/pci/devices" / bdf;
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) {
+    throw SystemError(ENODEV, "there is no PCI device " + bdf, folder);
+  }
+  const std::string group = target_of(folder / "iommu_group");
+  if (group.empty()) {
+    throw SystemError(
+        ENOENT, bdf + " is behind no IOMMU: enable it in the firmware and boot with intel_iommu=on", folder);
+  }
+  const std::string driver = target_of(folder / "driver");
+  if (driver != "vfio-pci") {
+    throw SystemError(EBUSY,
+                      bdf + " belongs to " + (driver.empty() ? "no driver" : "the driver " + driver) +
+                          ": write vfio-pci to its driver_override, unbind it, and write its address to "
+                          "/sys/bus/pci/drivers_probe",
+                      folder);
+  }
+  return group;
+}
+
+}  // namespace tutti::runtime::nvme::vfio
