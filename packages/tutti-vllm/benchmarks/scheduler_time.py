@@ -5,9 +5,12 @@
 
 Calls the connector's own callbacks as the scheduler does, with requests that have what it reads of vLLM's,
 and a planner whose index is full of chunks. Prints medians and the limits: 100 us a step with 64 running
-requests, 50 us a worker's step, 1 ms until a request of 128K tokens knows its hit. Times are of computing in
-this thread alone. Chunks are of 64 tokens, as Llama-3-8B has them in bfloat16 on one device: the shortest,
-and so the most, that the automatic choice makes of a common model.
+requests, 50 us a worker's step, 1 ms for a new request of 128K tokens until its orders can be sent: its hit
+is found, admitted (pinned and planned), ordered and pickled. Times are of computing in this thread alone.
+
+Beside prompts that were hit before, those that are hit for the first time since a restart are measured, and
+prompts whose chunks lie in single places all over the store. Chunks are of 64 tokens, as Llama-3-8B has them
+in bfloat16 on one device: the shortest, and so the most, that the automatic choice makes of a common model.
 """
 
 from __future__ import annotations
@@ -16,16 +19,23 @@ import argparse
 import gc
 import hashlib
 import json
+import pickle
+import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
+from tutti_engine.catalogue_record import Record
+from tutti_engine.catalogue_residents import Residents
+from tutti_engine.checksum_table import StoredChecksums
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
@@ -39,6 +49,8 @@ GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4
 LONG = 131_072
 RUNNING = 64
 SUM = bytes(8 * GEOMETRY.num_layers)
+RESTORED = 1_000_000
+"""First seed of prompts that were stored before a restart."""
 
 
 class Request(SimpleNamespace):
@@ -75,9 +87,9 @@ class Blocks:
 class Scheduler:
     """The scheduler's side of a connector, and the calls that one step makes."""
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int, records: Iterable[Record] = ()) -> None:
         rules = LoadRules(mode="async")
-        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(chunks))
+        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(chunks), records=records)
         self.side = SchedulerSide(self.engine, None, hash_tokens=BLOCK_TOKENS, rules=rules)
         self.connector = TuttiConnectorV1.__new__(TuttiConnectorV1)
         self.connector._scheduler, self.connector._worker = self.side, None
@@ -170,12 +182,40 @@ def measure_worker_step(steps: int) -> float:
     return statistics.median(found)
 
 
-def measure_new_request(scheduler: Scheduler, runs: int, *, hit: bool) -> dict[str, float]:
-    """Return the median seconds of each call that a new request of 128K tokens causes."""
-    times: dict[str, list[float]] = {"lookup": [], "lookup_again": [], "admission": [], "first_orders": []}
+def stored_before(prompts: int, *, single: bool) -> Residents:
+    """Return what a start finds of so many long prompts, checksums in a file, maybe in single places."""
+    each = GEOMETRY.blocks_per_chunk
+    keys = [
+        key for n in range(prompts) for key in Request("", RESTORED + n, LONG).block_hashes[each - 1 :: each]
+    ]
+    places = list(range(len(keys)))
+    if single:
+        random.Random(1).shuffle(places)
+    sums = StoredChecksums(len(keys), 1, len(SUM))
+    with tempfile.TemporaryFile() as file:
+        file.write(SUM * len(keys))
+        file.flush()
+        sums.use_file(file.fileno(), 0)
+    # The generation's low bits are the policy's and the tenant's.
+    generations = array("q", (number + 1 << 24 for number in range(len(keys))))
+    return Residents(keys, array("q", places), generations, array("q", (1,)) * len(keys), sums)
+
+
+def measure_new_request(scheduler: Scheduler, seeds: Sequence[int], *, hit: bool) -> dict[str, float]:
+    """Return the median seconds of each call that a new request of 128K tokens causes.
+
+    Args:
+        scheduler: who is asked.
+        seeds: one request's each, the same one for the same prompt.
+        hit: whether all of them are stored.
+    """
+    times: dict[str, list[float]] = {
+        name: []
+        for name in ("lookup", "admission", "first_orders", "pickle", "lookup_again", "unpickle", "end")
+    }
     connector, blocks = scheduler.connector, Blocks(LONG + BLOCK_TOKENS)
-    for run in range(runs):
-        request = Request(f"new {run}", 7 if hit else 100 + run, LONG)
+    for run, seed in enumerate(seeds):
+        request = Request(f"new {run}", seed, LONG)
         connector.on_new_request(request)
         for what in ("lookup", "lookup_again"):
             tokens, _ = timed(times[what], connector.get_num_new_matched_tokens, request, 0)
@@ -183,11 +223,15 @@ def measure_new_request(scheduler: Scheduler, runs: int, *, hit: bool) -> dict[s
         timed(times["admission"], connector.update_state_after_alloc, request, blocks, tokens)
         step = {} if hit else {request.request_id: 2048}
         orders = timed(times["first_orders"], scheduler.build, step, blocks)
+        sent = timed(times["pickle"], pickle.dumps, orders, pickle.HIGHEST_PROTOCOL)
+        timed(times["unpickle"], pickle.loads, sent)
         results: list[Any] = [LoadResult(load.plan.plan_id) for load in orders.loads]
         results += [StoreResult(plan.plan_id, (None,) * len(plan.transfers)) for plan in orders.stores]
-        scheduler.end(StepReport({0: tuple(results)}))
+        timed(times["end"], scheduler.end, StepReport({0: tuple(results)}))
         connector.request_finished(request, [])
-    return {what: statistics.median(found) for what, found in times.items()}
+    found = {what: statistics.median(each) for what, each in times.items()}
+    whole = zip(*(times[what] for what in ("lookup", "admission", "first_orders", "pickle")))
+    return {"all of it": statistics.median(map(sum, whole))} | found
 
 
 def main() -> None:
@@ -210,19 +254,28 @@ def main() -> None:
     print("measuring", file=sys.stderr)
     step = measure_idle_step(scheduler, options.steps)
     worker = measure_worker_step(options.steps)
-    hit = measure_new_request(scheduler, options.runs, hit=True)
-    miss = measure_new_request(scheduler, options.runs, hit=False)
+    found = {
+        "hit": measure_new_request(scheduler, [7] * options.runs, hit=True),
+        "miss": measure_new_request(scheduler, range(100, 100 + options.runs), hit=False),
+    }
+    del scheduler
+    for name, single in (("hit after a restart", False), ("same, places all over the store", True)):
+        print(f"measuring: {name}", file=sys.stderr)
+        prompts = max(2, min(options.runs, options.chunks // long_chunks))
+        restarted = Scheduler(prompts * long_chunks, stored_before(prompts, single=single))
+        seeds = range(RESTORED, RESTORED + prompts)
+        found[name] = measure_new_request(restarted, seeds, hit=True)
     print("| what | time | limit |")
     print("| --- | ---: | ---: |")
     print(f"| a step with {RUNNING} running requests and nothing to do | {step * 1e6:,.0f} us | 100 us |")
     layers = GEOMETRY.num_layers
     print(f"| a worker's step of {layers} layers and nothing to do | {worker * 1e6:,.0f} us | 50 us |")
-    for name, found in (("hit", hit), ("miss", miss)):
-        for what, seconds in found.items():
-            limit = "1,000 us" if what == "lookup" else "-"
+    for name, times in found.items():
+        for what, seconds in times.items():
+            limit = "1,000 us" if what == "all of it" else "-"
             label = what.replace("_", " ")
             print(f"| new request of {LONG:,} tokens, {name}: {label} | {seconds * 1e6:,.0f} us | {limit} |")
-    result = {"step": step, "worker_step": worker, "hit": hit, "miss": miss}
+    result = {"step": step, "worker_step": worker, **found}
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -62,7 +62,11 @@ class ChangeQueue:
 
     def touch(self, keys: Iterable[bytes], now: int) -> None:
         """Note uses, as far as there is room."""
-        for key in keys:
+        found = dict.fromkeys(keys, now)
+        if len(self._touched) + len(found) <= MAX_QUEUED_TOUCHES:
+            self._touched.update(found)
+            return
+        for key in found:
             if len(self._touched) < MAX_QUEUED_TOUCHES or key in self._touched:
                 self._touched[key] = now
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from itertools import pairwise
+
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["ChecksumTable", "StoredChecksums"]
 
@@ -63,6 +66,24 @@ class ChecksumTable:
         """Return a slot's parts as they are stored, rank by rank."""
         return self._data[slot * self.width : (slot + 1) * self.width]
 
+    def rows(self, runs: SlotRuns) -> bytes:
+        """Return the rows of several slots, joined. Raises ValueError for a slot out of range."""
+        if not runs.slots:
+            return b""
+        self._check(min(runs.slots))
+        self._check(max(runs.slots))
+        if not runs.bounds or not self._is_in_one_place(runs):
+            return b"".join(map(self.row, runs.slots))
+        bounds = pairwise(runs.bounds)
+        return b"".join([self._neighbours(runs.slots[start], stop - start) for start, stop in bounds])
+
+    def _is_in_one_place(self, runs: SlotRuns) -> bool:
+        """Whether ``_neighbours`` finds the rows of all these slots."""
+        return True
+
+    def _neighbours(self, slot: int, count: int) -> bytes:
+        return self._data[slot * self.width : (slot + count) * self.width]
+
     def _keep(self, slot: int, joined: bytes) -> None:
         self._data[slot * self.width : (slot + 1) * self.width] = joined
 
@@ -100,6 +121,16 @@ class StoredChecksums(ChecksumTable):
             return data[slot * self.width : (slot + 1) * self.width]
         return self._read(slot)
 
+    def _is_in_one_place(self, runs: SlotRuns) -> bool:
+        return not self._recent or self._recent.keys().isdisjoint(runs.slots)
+
+    def _neighbours(self, slot: int, count: int) -> bytes:
+        # In this order: the block goes once there is a file.
+        data = self._data
+        if self._fd < 0:
+            return data[slot * self.width : (slot + count) * self.width]
+        return self._read(slot, count)
+
     def forget(self, slot: int) -> None:
         self._recent.pop(slot, None)
 
@@ -124,12 +155,14 @@ class StoredChecksums(ChecksumTable):
         for slot in list(self._recent):
             self.written(slot, self._read(slot))
 
-    def _read(self, slot: int) -> bytes:
+    def _read(self, slot: int, count: int = 1) -> bytes:
+        size = count * self.width
         try:
-            found = os.pread(self._fd, self.width, self._offset + slot * self.width)
+            found = os.pread(self._fd, size, self._offset + slot * self.width)
         except OSError:
             found = b""
-        return found if len(found) == self.width else bytes(self.width)
+        whole = len(found) - len(found) % self.width
+        return found[:whole].ljust(size, b"\0")
 
     def written(self, slot: int, joined: bytes) -> None:
         """Note that the file holds this row of a slot."""

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 
 from tutti_engine.checksum_table import ChecksumTable
-from tutti_engine.chunk_places import FREE, LEAVING, PENDING, STORED, ChunkPlaces, Entry
+from tutti_engine.chunk_places import FREE, LEAVING, PENDING, STORED, ChunkPlaces, Entry, Pinned
 from tutti_engine.plan import ChunkId, ChunkKey
 from tutti_engine.policies.eviction import NO_USE, Use
+from tutti_engine.slot_runs import SlotRuns
 
-__all__ = ["ChunkIndex", "Entry"]
+__all__ = ["ChunkIndex", "Entry", "Pinned"]
 
 SWEEP_SLOTS = 1024
 """Slots that one call looks at for chunks that are too old."""
+
+FIRST_LOOK = 32
+"""Keys that a lookup takes at once at first; then twice as many each time, so misses cost little."""
 
 
 class ChunkIndex(ChunkPlaces):
@@ -32,17 +37,16 @@ class ChunkIndex(ChunkPlaces):
         clock: seconds since 1970.
     """
 
-    def lookup_prefix(self, keys: Iterable[ChunkKey]) -> int:
+    def lookup_prefix(self, keys: Sequence[ChunkKey]) -> int:
         """Return how many leading keys are stored. A pending store is not a hit. Takes O(hits)."""
-        stored = self._stored
-        if self._ttl is None:
-            hits = 0
-            for key in keys:
-                if key not in stored:
-                    break
-                hits += 1
-            return hits
         return len(self._fresh_prefix(keys))
+
+    def missing(self, keys: Sequence[ChunkKey]) -> list[int]:
+        """Return the positions of keys that are neither stored nor pending."""
+        there = list(map(self._stored.__contains__, keys))
+        if False not in there:
+            return []
+        return [at for at, found in enumerate(there) if not found and keys[at] not in self._pending]
 
     def last_used(self, entry: Entry) -> int:
         """Return the last use of a stored chunk, in seconds since 1970."""
@@ -64,8 +68,9 @@ class ChunkIndex(ChunkPlaces):
 
         Returns what ``reserve`` needs to know of it.
         """
-        slots = self._fresh_prefix(keys)
-        self._join(slots)
+        runs = self._fresh_prefix(keys)
+        slots = runs.slots
+        self._join(runs)
         hits = len(slots)
         last = slots[-1] if slots else -1
         # A child that is pending under the next key is this prompt's own, of a request beside it.
@@ -73,49 +78,65 @@ class ChunkIndex(ChunkPlaces):
         if branches and hits < len(keys) and keys[hits] in self._pending:
             branches = False
         mark, shared_mark, shared = self._policy.begin(keys, slots, branches, self._now())
-        marks = self.columns.marks
-        for position, slot in enumerate(slots):
-            marks[slot] = shared_mark if position < shared else mark
-        self._touch(slots)
-        return Use(tenant, mark, keys)
+        shared = min(shared, hits)
+        runs.set(self.columns.marks, bytes((shared_mark,)) * shared + bytes((mark,)) * (hits - shared))
+        self._touch(runs)
+        return Use(tenant, mark, keys, hits)
 
     def touch(self, keys: Sequence[ChunkKey]) -> None:
         """Mark part of a prefix as used now, its first chunk as the very last to go."""
-        found = [self._stored[key] for key in keys if key in self._stored]
-        self._touch(found)
+        self._touch(SlotRuns([self._stored[key] for key in keys if key in self._stored]))
 
-    def _touch(self, slots: Sequence[int]) -> None:
-        ticks, seconds = self.columns.ticks, self.columns.seconds
-        now, tick = self._now(), self._tick
-        for slot in reversed(slots):
-            tick += 1
-            ticks[slot] = tick
-            seconds[slot] = now
-        self._tick = tick
-        self._policy.touch(slots)
+    def _touch(self, runs: SlotRuns) -> None:
+        count, tick = len(runs), self._tick
+        runs.set(self.columns.ticks, array("Q", range(tick + count, tick, -1)))
+        runs.set(self.columns.seconds, array("I", (self._now(),)) * count)
+        self._tick = tick + count
+        self._policy.touch(runs)
         if self._tenants is not None:
-            self._tenants.touch(slots)
+            self._tenants.touch(runs)
 
-    def _fresh_prefix(self, keys: Iterable[ChunkKey]) -> list[int]:
-        """Return the slots of the leading keys that are stored and not too old."""
+    def _prefix(self, keys: Sequence[ChunkKey]) -> SlotRuns:
+        """Return the slots of the leading keys that are stored."""
+        known, runs = self._looked_up
+        # A request is looked up, noted and pinned in a row: its keys are the same objects.
+        if len(keys) <= len(known) and known[: len(keys)] == keys:
+            return runs.first(len(keys))
         slots: list[int] = []
-        get = self._stored.get
-        for key in keys:
-            slot = get(key)
-            if slot is None:
+        if 0 < len(known) < len(keys) and keys[: len(known)] == known:
+            if keys[len(known)] not in self._stored:
+                return runs
+            slots = runs.slots.copy()
+        get, size = self._stored.get, FIRST_LOOK
+        while len(slots) < len(keys):
+            more = list(map(get, keys[len(slots) : len(slots) + size], repeat(-1)))
+            if -1 in more:
+                slots += more[: more.index(-1)]
                 break
-            slots.append(slot)
-        if self._ttl is not None:
-            oldest, seconds, keys_at = self._now() - self._ttl, self.columns.seconds, self._keys
-            # A use of a chunk is one of all before it: only the last ones can be too old.
-            while slots and seconds[slots[-1]] < oldest and keys_at[slots[-1]] not in self._kept:
-                slots.pop()
-        return slots
+            slots += more
+            size *= 2
+        runs = SlotRuns(slots)
+        self._looked_up = keys[: len(slots)], runs
+        return runs
 
-    def _join(self, slots: Sequence[int]) -> None:
+    def _fresh_prefix(self, keys: Sequence[ChunkKey]) -> SlotRuns:
+        """Return the slots of the leading keys that are stored and not too old."""
+        runs = self._prefix(keys)
+        if self._ttl is None:
+            return runs
+        oldest, seconds, keys_at = self._now() - self._ttl, self.columns.seconds, self._keys
+        slots, left = runs.slots, len(runs)
+        # A use of a chunk is one of all before it: only the last ones can be too old.
+        while left and seconds[slots[left - 1]] < oldest and keys_at[slots[left - 1]] not in self._kept:
+            left -= 1
+        return runs.first(left)
+
+    def _join(self, runs: SlotRuns) -> None:
         """Link chunks that were stored before this process, whose parents show only now."""
+        if -1 not in runs.take(self._tree.parent)[1:]:
+            return
         parent = self._tree.parent
-        for above, slot in pairwise(slots):
+        for above, slot in pairwise(runs.slots):
             if parent[slot] < 0:
                 self._attach(slot, above)
 
@@ -235,6 +256,42 @@ class ChunkIndex(ChunkPlaces):
             self._pins[entry.slot] = left
         elif self._state[entry.slot] == LEAVING:
             self._leaving.append(entry)
+
+    def pin_all(self, keys: Sequence[ChunkKey]) -> Pinned:
+        """Keep the places of those chunks that are stored while a load reads them."""
+        runs = self._prefix(keys)
+        fillings: Sequence[int]
+        if len(runs) == len(keys):
+            fillings = runs.take(self._fillings)
+        else:
+            runs = SlotRuns(list(map(self._stored.get, keys, repeat(-1))))
+            fillings = [self._fillings[slot] if slot >= 0 else 0 for slot in runs.slots]
+        pinned = Pinned(keys, runs, fillings)
+        self._pins.update(pinned.there())
+        return pinned
+
+    def unpin_all(self, pinned: Pinned) -> None:
+        """End one load's hold on all its chunks."""
+        slots = pinned.there()
+        if len(set(slots)) == len(slots):
+            holds = list(map(self._pins.pop, slots))
+            if holds.count(1) < len(holds):
+                self._pins.update({slot: number - 1 for slot, number in zip(slots, holds) if number > 1})
+            runs = pinned.runs if len(slots) == len(pinned) else SlotRuns(slots)
+            if LEAVING not in runs.take(self._state):
+                return
+            self._pins.update(slots)
+        for position in range(len(pinned)):
+            entry = self.entry_at(pinned, position)
+            if entry is not None:
+                self.unpin(entry)
+
+    def entry_at(self, pinned: Pinned, position: int) -> Entry | None:
+        """Return one of the chunks that a load has pinned, None if it was not stored."""
+        slot = pinned.slots[position]
+        if slot < 0:
+            return None
+        return Entry(pinned.keys[position], self._chunk_ids[slot], slot, pinned.fillings[position])
 
     def keep(self, keys: Sequence[ChunkKey]) -> None:
         """Let chunks, stored now or later, stay whatever the policy says, until ``let_go``."""
@@ -367,7 +424,8 @@ class ChunkIndex(ChunkPlaces):
 
     def give_back(self, chunk_ids: Iterable[ChunkId]) -> None:
         """Make places reusable, after the removal of their chunks has become durable."""
-        self._release(map(self.slot_of, chunk_ids))
+        # A prompt's chunks leave from its end on: in order again, the next one finds neighbours.
+        self._release(sorted(map(self.slot_of, chunk_ids)))
 
     def _release(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -378,6 +436,7 @@ class ChunkIndex(ChunkPlaces):
     def _remove(self, slot: int, *, evicted: bool) -> None:
         key = self._keys[slot]
         assert key is not None
+        self._looked_up = ((), SlotRuns([]))
         del self._stored[key]
         self._policy.remove(slot, key, evicted)
         if self.on_gone is not None:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import eq
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.chunk_tree import ChunkTree
+from tutti_engine.columns import numbers
 from tutti_engine.plan import ChunkId, ChunkKey
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns
 from tutti_engine.policies.lru import Lru
 from tutti_engine.policies.tenants import Tenants
+from tutti_engine.slot_runs import SlotRuns, scatter
+from tutti_engine.transfers import SumRows, as_column
 
-__all__ = ["FREE", "LEAVING", "PENDING", "STORED", "ChunkPlaces", "Entry"]
+__all__ = ["FREE", "LEAVING", "PENDING", "STORED", "ChunkPlaces", "Entry", "Pinned"]
 
 FREE, PENDING, STORED, LEAVING = range(4)
 
@@ -48,9 +51,31 @@ class Entry:
     filling: int
 
 
-def scatter(column: Any, slots: Iterable[int], values: Iterable[object]) -> None:
-    """Set a column's values at slots, without a step of the interpreter for each."""
-    deque(map(column.__setitem__, slots, values), maxlen=0)
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Chunks that a load reads, in columns.
+
+    Attributes:
+        keys: the chunks.
+        runs: where they lie, -1 for those that are not stored.
+        fillings: tells fillings of one place apart.
+    """
+
+    keys: Sequence[ChunkKey]
+    runs: SlotRuns
+    fillings: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots of ``runs``."""
+        return self.runs.slots
+
+    def there(self) -> list[int]:
+        """Return the slots of those that are stored."""
+        return [slot for slot in self.slots if slot >= 0] if -1 in self.slots else self.slots
 
 
 class ChunkPlaces:
@@ -88,7 +113,9 @@ class ChunkPlaces:
         self._tree = ChunkTree(self.capacity)
         self._checksums: ChecksumTable | None = None
         self._sums_by_id = False
-        self._pins: dict[int, int] = {}
+        # The keys of the last lookup, as far as they are stored, and their slots; until something is removed.
+        self._looked_up: tuple[Sequence[bytes], SlotRuns] = ((), SlotRuns([]))
+        self._pins: Counter[int] = Counter()
         self._kept: set[bytes] = set()
         self._leaving: list[Entry] = []
         # Told of every stored chunk that is removed, whatever for.
@@ -200,6 +227,28 @@ class ChunkPlaces:
     def checksums(self, entry: Entry) -> tuple[bytes, ...]:
         """Return the checksums of a stored chunk, for each rank one 64-bit little-endian word a layer."""
         return () if self._checksums is None else self._checksums.get(self._row(entry.slot))
+
+    def places_of(self, pinned: Pinned) -> Sequence[ChunkId | None]:
+        """Return the places of chunks, as a column if possible; None for those that are not stored."""
+        slots = pinned.slots
+        if -1 in slots:
+            return tuple([self._chunk_ids[slot] if slot >= 0 else None for slot in slots])
+        if self._slots is None:
+            return numbers(slots)
+        return as_column([*map(self._chunk_ids.__getitem__, slots)])
+
+    def checksums_of(self, pinned: Pinned) -> Sequence[tuple[bytes, ...]]:
+        """Return the checksums of chunks; of those that are not stored zeros."""
+        table, slots = self._checksums, pinned.slots
+        if table is None or not slots:
+            return ((),) * len(slots)
+        rows = list(map(self._row, slots)) if self._sums_by_id else slots
+        if -1 not in slots:
+            joined = table.rows(SlotRuns(rows) if self._sums_by_id else pinned.runs)
+        else:
+            nothing = bytes(table.width)
+            joined = b"".join([table.row(row) if slot >= 0 else nothing for row, slot in zip(rows, slots)])
+        return SumRows(joined, table.ranks, table.part_bytes)
 
     def _row(self, slot: int) -> int:
         """Return where the table has a slot's checksums."""

@@ -7,11 +7,12 @@ segment of a transfer is never an object of its own.
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
-from tutti_engine.plan import ChunkId
+from tutti_engine.chunk_transfer import ChunkId
 
 __all__ = ["by_layer", "id_column", "numbers", "pack_words", "slot_column", "unpack_words"]
 
@@ -20,7 +21,13 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 def numbers(values: Iterable[int]) -> array[int]:
     """Return whole numbers as a column of 64-bit signed ones."""
-    return array("q", values)
+    column = array("q")
+    if isinstance(values, list):
+        # Twice as fast as from the iterator.
+        column.frombytes(struct.pack(f"{len(values)}q", *values))
+    else:
+        column.extend(values)
+    return column
 
 
 def slot_column(first_slots: Sequence[int], width: int) -> array[int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from tutti_engine.backend import StorageBackend
 from tutti_engine.break_even import BreakEven, Decision
 from tutti_engine.catalogue import Record
+from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.executor import Executor, Result
 from tutti_engine.geometry import Geometry
@@ -121,15 +122,13 @@ class TuttiEngine:
         """Take note of a new prompt, for the policies; see ``Planner.note_prompt``."""
         return self.planner.note_prompt(keys, tenant)
 
-    def plan_load(
-        self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], use: Use | None = None
-    ) -> LoadPlan:
+    def plan_load(self, wanted: Sequence[tuple[ChunkKey, BlockIds]], use: Use | None = None) -> LoadPlan:
         """Pin the chunks and plan their load; see ``Planner.plan_load``."""
         return self.planner.plan_load(wanted, use)
 
     def plan_store(
         self,
-        candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
+        candidates: Sequence[tuple[ChunkKey, BlockIds]],
         prefixes: Sequence[Sequence[ChunkKey]] = (),
         uses: Sequence[Use] = (),
     ) -> StorePlan | None:

@@ -112,9 +112,9 @@ class LoadPipeline(Pipeline):
     def _read(self, part: _Part) -> None:
         in_time = self._wait_for_turn(part)
         part.begun = time.monotonic()
-        transfers = part.job.plan.transfers
-        lost = [position for position in part.positions if transfers[position].chunk_id is None]
-        part.job.fail(lost, errno.ENOENT)
+        lost = part.job.plan.columns.lost()
+        if lost:
+            part.job.fail(sorted({*lost} & {*part.positions}), errno.ENOENT)
         todo = [position for position in part.positions if position not in part.job.errors]
         try:
             while todo and (slot := self._first_slot(part, in_time)) is not None:
@@ -225,8 +225,8 @@ class LoadPipeline(Pipeline):
             job.distrust(bad)
 
     def _expected(self, job: LoadJob, layers: Sequence[int], positions: Sequence[int]) -> array[int]:
-        transfers, width = job.plan.transfers, self._num_layers
-        words = unpack_words(b"".join(transfers[position].checksums[self._rank] for position in positions))
+        width = self._num_layers
+        words = unpack_words(job.plan.columns.sums(positions, self._rank))
         expected = array("Q")
         for layer in layers:
             expected.extend(words[layer::width])

@@ -7,9 +7,11 @@ consecutive, so a plan with holes, duplicates or shared blocks means exactly wha
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, TypeAlias
+
+from tutti_engine.chunk_transfer import SKIP_BLOCK, ChunkId, ChunkKey, ChunkTransfer
+from tutti_engine.transfers import Transfers
 
 __all__ = [
     "SKIP_BLOCK",
@@ -23,49 +25,30 @@ __all__ = [
     "StoreSettled",
 ]
 
-ChunkKey = NewType("ChunkKey", bytes)
-"""Digest of the whole prefix up to the chunk's end; unique inside one namespace."""
 
-ChunkId: TypeAlias = Hashable
-"""Opaque name of a place, made and read by the backend alone."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    plan_id: int
+    transfers: Sequence[ChunkTransfer]
 
-SKIP_BLOCK = -1
-"""Stands for a block that the server already owns: its page is verified with the segment, never written."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transfers", Transfers.of(self.transfers))
+
+    @property
+    def columns(self) -> Transfers:
+        """``transfers`` as the columns that they are kept in, whatever they were given as."""
+        assert isinstance(self.transfers, Transfers)
+        return self.transfers
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTransfer:
-    """One chunk to move.
-
-    Attributes:
-        key: the chunk's identity.
-        chunk_id: its place, or None when the chunk was lost after it had been promised; loading it fails.
-        block_ids: for each KV cache group the block ids of the chunk, in token order; none where nothing of
-            this group moves. ``SKIP_BLOCK`` entries are allowed in loads only.
-        checksums: loads only; for each rank one 64-bit little-endian word a layer, as ``gather`` made them;
-            zero where nothing was stored.
-    """
-
-    key: ChunkKey
-    chunk_id: ChunkId | None
-    block_ids: tuple[tuple[int, ...], ...]
-    checksums: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(_Plan):
     """Chunks to bring from storage into the paged cache."""
 
-    plan_id: int
-    transfers: tuple[ChunkTransfer, ...]
-
 
 @dataclass(frozen=True, slots=True)
-class StorePlan:
+class StorePlan(_Plan):
     """Chunks to bring from the paged cache to storage."""
-
-    plan_id: int
-    transfers: tuple[ChunkTransfer, ...]
 
 
 @dataclass(frozen=True, slots=True)

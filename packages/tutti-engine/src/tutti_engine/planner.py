@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.catalogue import Record
-from tutti_engine.plan import ChunkKey, ChunkTransfer, LoadPlan, StorePlan
+from tutti_engine.chunk_transfer import BlockIds
+from tutti_engine.plan import ChunkKey, LoadPlan, StorePlan
 from tutti_engine.planner_journal import PlannerJournal
 from tutti_engine.planner_reports import PlannerReports
 from tutti_engine.plans_under_way import Load, Store, serial
@@ -18,6 +20,7 @@ from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.tenants import tenant_tag
 from tutti_engine.prefix_hits import longest_hit
 from tutti_engine.store_gate import place_in_prompts
+from tutti_engine.transfers import Transfers, as_column
 
 __all__ = ["Planner", "PlannerJournal"]
 
@@ -85,7 +88,7 @@ class Planner(PlannerReports):
         self._gate.begin(keys)
         use = self._index.begin(keys, tag)
         if self._journal is not None:
-            self._journal.touch(keys[: self._index.lookup_prefix(keys)])
+            self._journal.touch(keys[: use.stored])
         return use
 
     @serial
@@ -114,7 +117,12 @@ class Planner(PlannerReports):
     def chunks_loading(self, plan_id: int) -> int:
         """Return how many chunks a load plan has that some rank has not reported yet."""
         load = self._loads.get(plan_id)
-        return 0 if load is None else len(load.entries)
+        return 0 if load is None else len(load.pinned)
+
+    @serial
+    def unknown(self, keys: Sequence[ChunkKey]) -> list[int]:
+        """Return the positions of chunks that are neither stored nor on their way."""
+        return self._index.missing(keys)
 
     @serial
     def is_known(self, key: ChunkKey) -> bool:
@@ -122,44 +130,35 @@ class Planner(PlannerReports):
         return key in self._index
 
     @serial
-    def plan_load(
-        self, wanted: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], use: Use | None = None
-    ) -> LoadPlan:
+    def plan_load(self, wanted: Sequence[tuple[ChunkKey, BlockIds]], use: Use | None = None) -> LoadPlan:
         """Pin chunks and return the plan to load them.
 
         Args:
             wanted: for each chunk its key and, for each KV cache group, its block ids; none for a group that
-                needs nothing of this chunk.
+                needs nothing of this chunk. ``ChunkBlocks`` where there are thousands.
             use: what ``note_prompt`` returned; without it this call counts as a use.
 
         A chunk that is gone stays in the plan without a place: it was promised, so its load must be seen to
         fail.
         """
         self.load_breaker.allow()
-        transfers = []
-        entries = []
         index = self._index
-        for key, block_ids in wanted:
-            entry = index.get(key)
-            entries.append(entry)
-            if entry is None:
-                transfers.append(ChunkTransfer(key, None, block_ids))
-                continue
-            index.pin(entry)
-            transfers.append(ChunkTransfer(key, entry.chunk_id, block_ids, index.checksums(entry)))
+        chunks = ChunkBlocks.of(wanted)
+        pinned = index.pin_all(chunks.keys)
         if use is None:
-            keys = [key for key, _ in wanted]
-            self._index.touch(keys)
+            index.touch(chunks.keys)
             if self._journal is not None:
-                self._journal.touch(keys)
-        plan = LoadPlan(self._new_plan_id(), tuple(transfers))
-        self._loads[plan.plan_id] = Load(tuple(entries), self._load_ranks)
+                self._journal.touch(chunks.keys)
+        plan = LoadPlan(
+            self._new_plan_id(), Transfers(chunks, index.places_of(pinned), index.checksums_of(pinned))
+        )
+        self._loads[plan.plan_id] = Load(pinned, self._load_ranks)
         return plan
 
     @serial
     def plan_store(
         self,
-        candidates: Sequence[tuple[ChunkKey, tuple[tuple[int, ...], ...]]],
+        candidates: Sequence[tuple[ChunkKey, BlockIds]],
         prefixes: Sequence[Sequence[ChunkKey]] = (),
         uses: Sequence[Use] = (),
     ) -> StorePlan | None:
@@ -174,7 +173,7 @@ class Planner(PlannerReports):
             uses: for each prefix what ``note_prompt`` returned; without them this call notes the prompts.
         """
         self._expire()
-        fresh: dict[ChunkKey, tuple[tuple[int, ...], ...]] = {}
+        fresh: dict[ChunkKey, BlockIds] = {}
         for key, blocks in candidates:
             if key not in self._index:
                 fresh.setdefault(key, blocks)
@@ -206,8 +205,10 @@ class Planner(PlannerReports):
         self._gate.put_back(len(chosen) - len(entries))
         if not entries:
             return None
-        transfers = tuple(ChunkTransfer(entry.key, entry.chunk_id, fresh[entry.key]) for entry in entries)
-        plan = StorePlan(self._new_plan_id(), transfers)
+        chunks = ChunkBlocks.of([(entry.key, fresh[entry.key]) for entry in entries])
+        plan = StorePlan(
+            self._new_plan_id(), Transfers(chunks, as_column([entry.chunk_id for entry in entries]))
+        )
         self._stores[plan.plan_id] = Store(tuple(entries), self._ranks)
         return plan
 

@@ -154,15 +154,15 @@ class PlannerReports:
         if load.ranks_left:
             return False
         del self._loads[result.plan_id]
+        pinned = load.pinned
         # All of them first: the first one's loss takes along what goes on from it.
-        self._suspect(load.entries[position] for position in load.guilty & load.corrupt)
-        for position, entry in enumerate(load.entries):
-            if entry is None:
-                continue
-            if position in load.guilty:
+        self._suspect(self._index.entry_at(pinned, position) for position in load.guilty & load.corrupt)
+        for position in sorted(load.guilty):
+            entry = self._index.entry_at(pinned, position)
+            if entry is not None:
                 self._count("lost_chunks", self._index.drop(entry))
-            self._index.unpin(entry)
-        self._count("load_chunks", len(load.entries) - len(load.failed))
+        self._index.unpin_all(pinned)
+        self._count("load_chunks", len(pinned) - len(load.failed))
         self._count("load_failed_chunks", len(load.failed))
         self._room.retire()
         if load.errno not in NO_ROOM_ERRORS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from tutti_engine.chunk_index import Entry
+from tutti_engine.chunk_index import Entry, Pinned
 from tutti_engine.plan import ChunkId
 
 __all__ = ["Load", "Quarantine", "Store", "serial"]
@@ -19,7 +19,7 @@ __all__ = ["Load", "Quarantine", "Store", "serial"]
 class Load:
     """A load plan that some rank has not reported yet."""
 
-    entries: tuple[Entry | None, ...]
+    pinned: Pinned
     ranks_left: int
     failed: set[int] = field(default_factory=set)
     guilty: set[int] = field(default_factory=set)

@@ -66,11 +66,12 @@ class Room:
 
     def settle(self, wanted: int = 0) -> None:
         """Take places that have become usable and give up those that must not be used any more."""
-        while self._reusable:
-            self._index.give_back([self._reusable.popleft()])
-            self._in_transit -= 1
-        while self._cleared:
-            self._index.give_back([self._cleared.popleft()])
+        # Others append meanwhile.
+        back = [self._reusable.popleft() for _ in range(len(self._reusable))]
+        self._in_transit -= len(back)
+        back += [self._cleared.popleft() for _ in range(len(self._cleared))]
+        if back:
+            self._index.give_back(back)
         if self._places is None:
             return
         excess = self._places.take_excess()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
+from tutti_engine.block_rows import BlockRows
 from tutti_engine.geometry import Geometry
 from tutti_engine.waves import Plan
 
@@ -68,13 +70,13 @@ class Shares:
         return list(chosen.items())
 
     def _positions(self, plan: Plan, group: int) -> Sequence[int]:
-        transfers = plan.transfers
+        count = len(plan.transfers)
         if len(self._groups) == 1 and not self._groups[0].is_partial:
-            return range(len(transfers))
-        for transfer in transfers:
-            if len(transfer.block_ids) != len(self._groups):
-                raise ValueError(
-                    f"a chunk has block ids of {len(transfer.block_ids)} groups, this rank has"
-                    f" {len(self._groups)}"
-                )
-        return [position for position, each in enumerate(transfers) if each.block_ids[group]]
+            return range(count)
+        groups = plan.columns.groups
+        if count and len(groups) != len(self._groups):
+            raise ValueError(
+                f"a chunk has block ids of {len(groups)} groups, this rank has {len(self._groups)}"
+            )
+        rows = groups[group] if count else ()
+        return rows.filled if isinstance(rows, BlockRows) else list(compress(range(count), rows))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tutti_engine.backend import SegmentBatch, SegmentHandle
+from tutti_engine.block_rows import pick
 from tutti_engine.columns import by_layer, id_column, numbers, slot_column
 from tutti_engine.plan import LoadPlan, StorePlan
 from tutti_engine.ring_window import SlotBank
@@ -114,18 +115,17 @@ class Wave:
             good = [index for index, position in enumerate(positions) if position not in errors]
             positions = [positions[index] for index in good]
             first_slots = [first_slots[index] for index in good]
-        transfers = self.plan.transfers
         return Chosen(
             positions,
-            [transfers[position].block_ids[self._group] for position in positions],
+            pick(self.plan.columns.groups[self._group], positions),
             by_layer(slot_column(first_slots, len(self.layers)), len(self.layers)),
         )
 
     def _batch(self) -> SegmentBatch:
         width = len(self.layers)
-        transfers = self.plan.transfers
+        chunk_ids = self.plan.columns.chunk_ids
         batch = SegmentBatch(
-            id_column([transfers[position].chunk_id for position in self.positions], width),
+            id_column([chunk_ids[position] for position in self.positions], width),
             numbers(self.layers) * len(self.positions),
             slot_column(self._first_slots, width),
         )

@@ -271,6 +271,25 @@ class IndexMachine(RuleBasedStateMachine):
         if self.pinned:
             self.index.unpin(self.pinned.pop(pick % len(self.pinned)))
 
+    @rule(path=st.lists(keys, max_size=4), count=st.integers(0, 2))
+    def pin_many(self, path, count):
+        pinned = self.index.pin_all(path)
+        entries = [self.index.entry_at(pinned, position) for position in range(len(path))]
+        assert entries == [self.stored.get(key) for key in path]
+        assert self.index.missing(path) == [n for n, key in enumerate(path) if key not in self.index]
+        self.index.evict(count)
+        self.index.unpin_all(pinned)
+        self.forget()
+        assert all(self.index.holds(entry) for entry in entries if entry is not None), "it went while read"
+
+    @rule(path=st.lists(keys, min_size=1, max_size=4), pick=st.integers(0, 99), cut=st.integers(0, 4))
+    def look_up_again(self, path, pick, cut):
+        for change in (lambda: None, lambda: self.commit(pick), lambda: self.drop(path[0]), self.clear):
+            change()
+            for each in (path, path[:cut], path):
+                hits = next((n for n, key in enumerate(each) if key not in self.stored), len(each))
+                assert self.index.lookup_prefix(each) == hits
+
     @rule(key=keys)
     def drop(self, key):
         if key in self.stored:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tutti_engine import SKIP_BLOCK, Geometry
+from tutti_engine.block_rows import BlockRows, Rows
+from tutti_engine.chunk_transfer import BlockIds
+from tutti_engine.columns import numbers
 
 __all__ = ["NULL_BLOCK", "BlockTables", "LoadTable", "stored_blocks"]
 
@@ -18,9 +21,7 @@ NULL_BLOCK = 0
 """vLLM's placeholder for a block whose KV is not kept. It is no group's and must never be written."""
 
 
-def stored_blocks(
-    geometry: Geometry, block_ids: BlockTables, chunk: int
-) -> tuple[tuple[int, ...], ...] | None:
+def stored_blocks(geometry: Geometry, block_ids: BlockTables, chunk: int) -> BlockIds | None:
     """Return the blocks that hold a chunk, for each group; None if the chunk cannot be stored.
 
     A group that keeps the end of a prefix only may have given its blocks up: it has none then.
@@ -60,12 +61,12 @@ class LoadTable:
             for number, (group, table) in enumerate(zip(geometry.groups, block_ids, strict=True))
         ]
 
-    def blocks(self, chunk: int) -> tuple[tuple[int, ...], ...]:
-        """Return a chunk's blocks for each group, those left alone as ``SKIP_BLOCK``; none if that is all.
+    def rows(self) -> list[Rows]:
+        """Return each group's blocks of each chunk, those left alone as ``SKIP_BLOCK``; none if that is all.
 
         Raises ValueError for a full-attention group without a block for a promised token.
         """
-        return tuple([group.blocks(chunk) for group in self._groups])
+        return [group.rows(self.chunks) for group in self._groups]
 
     def promised(self) -> tuple[int, ...]:
         """Return all blocks that are to be filled."""
@@ -85,18 +86,27 @@ class _GroupTable:
     last: int
     is_partial: bool
 
-    def blocks(self, chunk: int) -> tuple[int, ...]:
+    def rows(self, chunks: range) -> Rows:
+        start, stop = chunks.start * self.per_chunk, chunks.stop * self.per_chunk
+        wanted = self.table[self.first : self.last]
+        if len(wanted) < self.last - self.first or NULL_BLOCK in wanted:
+            if not self.is_partial:
+                raise ValueError(
+                    "vLLM gave no block for a part of the tokens that it takes as loaded "
+                    f"(blocks {self.first} to {self.last} of a table of {len(self.table)})"
+                )
+            return tuple(map(self._window_blocks, chunks))
+        before, behind = [SKIP_BLOCK] * (self.first - start), [SKIP_BLOCK] * (stop - self.last)
+        flat = numbers([*before, *wanted, *behind])
+        return BlockRows(flat, self.per_chunk, len(chunks))
+
+    def _window_blocks(self, chunk: int) -> tuple[int, ...]:
         start, stop = chunk * self.per_chunk, (chunk + 1) * self.per_chunk
-        blocks = tuple(self.table[start:stop])
-        # Nearly all chunks are whole, and a long prompt has thousands.
-        whole = self.first <= start and stop <= self.last and len(blocks) == self.per_chunk
-        if whole and NULL_BLOCK not in blocks:
-            return blocks
-        wanted = range(max(self.first, start), min(self.last, stop))
-        if not self.is_partial and any(self.table[index] == NULL_BLOCK for index in wanted):
-            raise ValueError(f"vLLM gave no block for a part of chunk {chunk} that it takes as loaded")
-        blocks = tuple(
+        wanted = range(max(self.first, start), min(self.last, stop, len(self.table)))
+        # Nearly all of a long prompt lies before the window.
+        if not any(self.table[wanted.start : wanted.stop]):
+            return ()
+        return tuple(
             self.table[index] if index in wanted and self.table[index] != NULL_BLOCK else SKIP_BLOCK
             for index in range(start, stop)
         )
-        return blocks if not self.is_partial or any(block != SKIP_BLOCK for block in blocks) else ()

@@ -66,10 +66,11 @@ class KVEvents:
             owners: vLLM's requests that its chunks belong to, each with the numbers of its chunks among which
                 they are.
         """
+        columns = plan.columns
         wanted = {
-            transfer.key
-            for transfer in plan.transfers
-            if transfer.chunk_id is not None and transfer.key not in self._told
+            key
+            for key, chunk_id in zip(columns.keys, columns.chunk_ids, strict=True)
+            if chunk_id is not None and key not in self._told
         }
         for request, chunks in owners:
             for chunk in chunks if wanted else ():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tutti_engine import LoadPlan, StorePlan
+from tutti_engine import SKIP_BLOCK, LoadPlan, StorePlan
 from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 
@@ -21,15 +21,24 @@ class RequestLoad:
 
     Attributes:
         request_id: vLLM's id of the request.
-        block_ids: blocks that the load was promised to fill, of all groups.
-        plan: how; None if it could not be made, then the blocks are reported as failed.
+        lost: without a plan the blocks that the load was promised to fill, of all groups: they are reported
+            as failed.
+        plan: how; None if it could not be made.
         layerwise: whether the step that carries the order computes with these blocks.
     """
 
     request_id: str
-    block_ids: tuple[int, ...]
+    lost: tuple[int, ...]
     plan: LoadPlan | None
     layerwise: bool = False
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """Blocks that the load was promised to fill, of all groups."""
+        if self.plan is None:
+            return self.lost
+        groups = self.plan.columns.groups
+        return tuple(block for rows in groups for row in rows for block in row if block != SKIP_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)

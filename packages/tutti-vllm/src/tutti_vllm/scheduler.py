@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import ChunkKey, LoadResult, StorePlan, TuttiEngine
+from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.chunk_key import keys_from_block_hashes
+from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
@@ -177,14 +179,14 @@ class SchedulerSide:
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
         held = tracked.local_tokens
-        promised: tuple[int, ...] | None = None
+        table: LoadTable | None = None
+        lost: tuple[int, ...] = ()
         try:
             table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
-            promised, chunks = table.promised(), table.chunks
+            chunks = table.chunks
             keys = self._keys_of(tracked)[chunks.start : chunks.stop]
             plan = self._engine.plan_load(
-                [(key, table.blocks(chunk)) for chunk, key in zip(chunks, keys, strict=True)],
-                self._use_of(tracked, external_tokens),
+                ChunkBlocks(keys, table.rows()), self._use_of(tracked, external_tokens)
             )
         except Exception as error:
             # The tokens were promised: the workers have to report them as failed.
@@ -192,15 +194,17 @@ class SchedulerSide:
             plan = None
             # It would not be planned the next time either, and vLLM would ask for ever.
             tracked.loads = False
-            if promised is None:
+            if table is not None:
+                lost = table.promised()
+            else:
                 # Too much, which is safe.
-                promised = tuple(block for each in block_ids for block in each if block != NULL_BLOCK)
+                lost = tuple(block for each in block_ids for block in each if block != NULL_BLOCK)
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
             self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
         if tracked.layerwise:
             self.exposed.begin(request, held, block_ids[0])
-        self._loads.append(RequestLoad(request.request_id, promised, plan, tracked.layerwise))
+        self._loads.append(RequestLoad(request.request_id, lost, plan, tracked.layerwise))
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
             self.events.note(plan, [(request, chunks)])
@@ -314,7 +318,7 @@ class SchedulerSide:
         draft_tokens: Mapping[str, Sequence[int]],
         block_ids_of: Callable[[str], BlockTables | None],
     ) -> tuple[StorePlan, ...]:
-        candidates: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
+        candidates: list[tuple[ChunkKey, BlockIds]] = []
         prefixes = []
         uses = []
         owners = []
@@ -380,7 +384,7 @@ class SchedulerSide:
 
     def _completed_chunks(
         self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], BlockTables | None]
-    ) -> tuple[list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]], int]:
+    ) -> tuple[list[tuple[ChunkKey, BlockIds]], int]:
         """Return the chunks that can be stored, and out of how many before ``next_store_chunk``."""
         request = tracked.request
         # After a failed load vLLM goes back and computes tokens again: what was counted then may never have
@@ -391,14 +395,15 @@ class SchedulerSide:
             return [], 0
         keys = self._keys_of(tracked)[first:last]
         tracked.next_store_chunk = first + len(keys)
-        if all(self._engine.planner.is_known(key) for key in keys):
+        unknown = self._engine.planner.unknown(keys)
+        if not unknown:
             return [], 0
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return [], 0
-        completed: list[tuple[ChunkKey, tuple[tuple[int, ...], ...]]] = []
-        for chunk, key in enumerate(keys, start=first):
-            blocks = stored_blocks(self._engine.geometry, block_ids, chunk)
+        completed: list[tuple[ChunkKey, BlockIds]] = []
+        for position in unknown:
+            blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
             if blocks is not None:
-                completed.append((key, blocks))
+                completed.append((keys[position], blocks))
         return completed, len(keys)

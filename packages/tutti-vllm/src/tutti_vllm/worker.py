@@ -284,8 +284,8 @@ class WorkerSide:
             self._received.add(load.request_id)
         assert load.plan is not None
         for position in result.failed:
-            for blocks in load.plan.transfers[position].block_ids:
-                self._lose(load.request_id, (block for block in blocks if block != SKIP_BLOCK))
+            for rows in load.plan.columns.groups:
+                self._lose(load.request_id, (block for block in rows[position] if block != SKIP_BLOCK))
 
     def _lose(self, request_id: str, block_ids: Iterable[int]) -> None:
         if self._by_request:

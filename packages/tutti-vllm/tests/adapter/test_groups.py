@@ -99,10 +99,10 @@ def test_the_blocks_that_vllm_gives_are_those_that_a_hit_has(near, far, wide_blo
             for index, block in enumerate(tables[number])
             if block != NULL_BLOCK and index * group.block_tokens >= held
         }
-        named = [block for chunk in table.chunks for block in table.blocks(chunk)[number]]
+        named = [block for row in table.rows()[number] for block in row]
         assert {block for block in named if block != SKIP_BLOCK} == given_blocks
         if group.is_partial:
-            wanted = {chunk - first for chunk in table.chunks if table.blocks(chunk)[number]}
+            wanted = {chunk for chunk, row in enumerate(table.rows()[number]) if row}
             assert wanted == asked.get(number, set()), "a chunk is loaded that nobody looked for"
     assert NULL_BLOCK not in table.promised()
 

@@ -21,6 +21,8 @@ def test_it_reports_each_call(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *small])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     found = json.loads(result.read_text())
-    assert set(found) == {"step", "worker_step", "hit", "miss"}
-    assert set(found["hit"]) == {"lookup", "lookup_again", "admission", "first_orders"}
+    restarted = {"hit after a restart", "same, places all over the store"}
+    assert set(found) == {"step", "worker_step", "hit", "miss"} | restarted
+    parts = {"lookup", "admission", "first_orders", "pickle"}
+    assert set(found["hit"]) == parts | {"all of it", "lookup_again", "unpickle", "end"}
     assert "64 running requests" in capsys.readouterr().out

@@ -39,7 +39,7 @@ def test_a_load_fills_what_was_promised_and_nothing_else():
     window = [93, 0, 0, 0, 25, 26, 98]
     table = LoadTable(GEOMETRY, (full, window), 32, 192)
     assert list(table.chunks) == [0, 1, 2]
-    assert [table.blocks(chunk) for chunk in table.chunks] == [
+    assert list(zip(*table.rows())) == [
         ((SKIP_BLOCK, SKIP_BLOCK, 3, 4), ()),
         ((5, 6, 7, 8), ()),
         ((9, 10, 11, 12), (25, 26)),
@@ -50,10 +50,10 @@ def test_a_load_fills_what_was_promised_and_nothing_else():
 def test_a_window_that_begins_inside_a_chunk():
     window = [0, 0, 0, 24, 25, 26]
     table = LoadTable(GEOMETRY, (list(range(1, 13)), window), 0, 192)
-    assert [table.blocks(chunk)[1] for chunk in table.chunks] == [(), (SKIP_BLOCK, 24), (25, 26)]
+    assert list(table.rows()[1]) == [(), (SKIP_BLOCK, 24), (25, 26)]
 
 
 def test_a_token_without_a_block_cannot_be_loaded():
     table = LoadTable(GEOMETRY, ([1, 2, 0, 4], [11, 12]), 0, 64)
     with pytest.raises(ValueError, match="no block"):
-        table.blocks(0)
+        table.rows()

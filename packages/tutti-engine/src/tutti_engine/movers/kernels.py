@@ -11,6 +11,7 @@ import torch
 
 import tutti_kv_kernels as kernels
 from tutti_engine.backend import StagingWindow
+from tutti_engine.block_rows import BlockRows
 
 __all__ = ["KernelMover"]
 
@@ -71,6 +72,8 @@ def _column(values: Sequence[int]) -> torch.Tensor:
 
 def _matrix(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return equally long rows as int64 ``[rows, length]``. Raises ValueError for others."""
+    if isinstance(rows, BlockRows) and len(rows.filled) == len(rows):
+        return torch.frombuffer(rows.flat, dtype=torch.int64).view(len(rows), -1)
     if len({len(row) for row in rows}) != 1:
         raise ValueError("the chunks of one call must have equally many blocks")
     flat = array("q")

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tutti_engine.policies.slot_lists import SlotLists
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["NO_USE", "EvictionPolicy", "SlotColumns", "Use", "push_by_use"]
 
@@ -44,11 +45,13 @@ class Use:
         tenant: tag of who sent it, 0 for nobody.
         mark: the policy's byte for chunks that are this prompt's own.
         keys: all its whole chunks.
+        stored: how many leading ones were stored then.
     """
 
     tenant: int = 0
     mark: int = 0
     keys: Sequence[bytes] = field(default=(), repr=False)
+    stored: int = 0
 
 
 NO_USE = Use()
@@ -93,7 +96,7 @@ class EvictionPolicy(ABC):
         """A chunk was stored. Its columns are set."""
 
     @abstractmethod
-    def touch(self, slots: Sequence[int]) -> None:
+    def touch(self, runs: SlotRuns) -> None:
         """Stored chunks, in the order of their prompt, were used again. Their columns are set."""
 
     @abstractmethod

@@ -16,6 +16,7 @@ from tutti_engine.policies.ages import bucket_of
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
 from tutti_engine.policies.reuse import NUM_MARKS, ReuseHistory, own_mark, shared_mark, turn_of
 from tutti_engine.policies.slot_lists import SlotLists
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["HitDensity"]
 
@@ -46,7 +47,8 @@ class HitDensity(EvictionPolicy):
         self, keys: Sequence[bytes], stored: Sequence[int], branches: bool, now: int
     ) -> tuple[int, int, int]:
         history = self._history
-        match = history.find(keys)
+        known = history.known(keys)
+        match = history.find(keys, known)
         turn, shared, uses = match.turn, match.shared, match.uses
         if not match.depth and len(stored) > shared:
             if branches:
@@ -56,7 +58,7 @@ class HitDensity(EvictionPolicy):
                 turn = turn_of(self._columns.marks[stored[-1]])
         mark = own_mark(turn + 1, len(keys))
         common = shared_mark(uses + 1)
-        history.note(keys, mark, common, shared, now)
+        history.note(keys, mark, common, shared, now, known)
         return mark, common, shared
 
     def restore(self, slots: list[int]) -> None:
@@ -68,11 +70,10 @@ class HitDensity(EvictionPolicy):
     def insert(self, slot: int, key: bytes) -> None:
         self._lists.push_newest(self._columns.marks[slot], slot)
 
-    def touch(self, slots: Sequence[int]) -> None:
+    def touch(self, runs: SlotRuns) -> None:
         if self._restored:
-            for slot in slots:
-                self._restored[slot] = 0
-        for slot in reversed(slots):
+            runs.set(self._restored, bytes(len(runs)))
+        for slot in reversed(runs.differing(self._lists.newer)):
             if self._lists.holds(slot):
                 self._lists.remove(slot)
                 self._lists.push_newest(self._columns.marks[slot], slot)

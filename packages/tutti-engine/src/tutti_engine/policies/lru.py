@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
 from tutti_engine.policies.slot_lists import SlotLists
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["Lru"]
 
@@ -26,8 +27,8 @@ class Lru(EvictionPolicy):
     def insert(self, slot: int, key: bytes) -> None:
         self._lists.push_newest(0, slot)
 
-    def touch(self, slots: Sequence[int]) -> None:
-        for slot in reversed(slots):
+    def touch(self, runs: SlotRuns) -> None:
+        for slot in reversed(runs.differing(self._lists.newer)):
             if self._lists.holds(slot):
                 self._lists.remove(slot)
                 self._lists.push_newest(0, slot)

@@ -10,6 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from tutti_engine.policies.ages import NUM_BUCKETS, WIDTHS, bucket_of, densities
@@ -127,25 +128,39 @@ class ReuseHistory:
         self._until_aging = 4 * self._num_records
         self.table: list[list[float]] | None = None
 
-    def find(self, keys: Sequence[bytes]) -> Match:
-        """Return what is known of a prompt's way."""
+    def known(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of keys at which prompts ended, the deepest one first."""
+        found = list(compress(range(len(keys)), map(self._places.__contains__, keys)))
+        found.reverse()
+        return found
+
+    def find(self, keys: Sequence[bytes], known: Sequence[int] | None = None) -> Match:
+        """Return what is known of a prompt's way; ``known``, if it is at hand, saves looking for it."""
         depth = turn = 0
-        for position in range(len(keys) - 1, -1, -1):
-            place = self._places.get(keys[position])
-            if place is None:
-                continue
-            record = self._records[place // len(BACK)]
+        for position in self.known(keys) if known is None else known:
+            record = self._records[self._places[keys[position]] // len(BACK)]
             if record.mark >= SHARED:
                 return Match(depth, turn, position + 1, record.uses)
             if not depth:
                 depth, turn = position + 1, turn_of(record.mark)
         return Match(depth, turn)
 
-    def note(self, keys: Sequence[bytes], mark: int, shared_mark: int, shared: int, now: int) -> None:
-        """Take note of a prompt: ends on its way were used again, and it has ends of its own."""
+    def note(
+        self,
+        keys: Sequence[bytes],
+        mark: int,
+        shared_mark: int,
+        shared: int,
+        now: int,
+        known: Sequence[int] | None = None,
+    ) -> None:
+        """Take note of a prompt: ends on its way were used again, and it has ends of its own.
+
+        ``known``, if it is at hand, saves looking for it.
+        """
         uses = 0
         # From the end: the first key of a record that is met is the deepest one.
-        for position in range(len(keys) - 1, -1, -1):
+        for position in self.known(keys) if known is None else known:
             place = self._places.get(keys[position])
             if place is not None:
                 number, back = divmod(place, len(BACK))

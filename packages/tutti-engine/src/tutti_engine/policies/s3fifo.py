@@ -7,10 +7,11 @@ After Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023)
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
 from tutti_engine.policies.slot_lists import SlotLists
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["S3Fifo"]
 
@@ -20,6 +21,8 @@ SMALL_SHARE = 10
 """The small queue is kept at one part in so many."""
 
 MAX_USES = 3
+
+ONE_MORE = bytes(min(uses + 1, MAX_USES) for uses in range(256))
 
 
 class S3Fifo(EvictionPolicy):
@@ -57,11 +60,8 @@ class S3Fifo(EvictionPolicy):
         self._in_main[slot] = which
         self._lists.push_newest(which, slot)
 
-    def touch(self, slots: Sequence[int]) -> None:
-        uses = self._uses
-        for slot in slots:
-            if uses[slot] < MAX_USES:
-                uses[slot] += 1
+    def touch(self, runs: SlotRuns) -> None:
+        runs.set(self._uses, runs.take(self._uses).translate(ONE_MORE))
 
     def cover(self, slot: int) -> None:
         self._lists.remove(slot)

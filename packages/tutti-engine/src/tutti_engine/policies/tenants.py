@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 
 from tutti_engine.policies.eviction import SlotColumns, push_by_use
 from tutti_engine.policies.slot_lists import SlotLists
+from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["NUM_TAGS", "Tenants", "tenant_tag"]
 
@@ -62,11 +63,10 @@ class Tenants:
             self._lists.remove(slot)
             self._lists.push_newest(tag, slot)
 
-    def touch(self, slots: Sequence[int]) -> None:
+    def touch(self, runs: SlotRuns) -> None:
         """Chunks, in the order of their prompt, were used again, candidates or not."""
-        for slot in reversed(slots):
-            if self._lists.holds(slot):
-                self.insert(slot)
+        for slot in reversed(runs.differing(self._lists.newer)):
+            self.insert(slot)
 
     def cover(self, slot: int) -> None:
         """A chunk is no candidate any more."""
