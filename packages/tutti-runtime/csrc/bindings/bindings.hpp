@@ -77,6 +77,7 @@ void bind_memory(Class& runtime);
 void bind_targets(Class& runtime);
 void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);
+void bind_nvme_bus(py::module_& module);
 void bind_testing(py::module_& module);
 
 }  // namespace tutti::runtime::bindings

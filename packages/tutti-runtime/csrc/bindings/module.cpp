@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_targets(runtime);
   bindings::bind_extents(module);
   bindings::bind_testing(module);
+  bindings::bind_nvme_bus(module);
   bindings::bind_memory(runtime);
   bindings::bind_cuda(module);
   bindings::bind_factories(module, runtime);

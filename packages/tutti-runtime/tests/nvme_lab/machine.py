@@ -47,7 +47,11 @@ class QtestSocket:
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(START_SECONDS)
-        self._socket.connect(str(path))
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
         self._file = self._socket.makefile("rw")
 
     def __enter__(self) -> QtestSocket:
@@ -127,7 +131,8 @@ class Machine:
     def check(self) -> None:
         """The machine is alive; every event of its trace was provoked, and every provoked one came."""
         assert self.process.poll() is None, f"QEMU ended: {self.log.read_text()}"
-        assert unprovoked(self.log, frozenset(self.provoked)) == []
+        lines = unprovoked(self.log, frozenset(self.provoked))
+        assert not lines, f"the driver broke a rule: {lines}"
         missing = self.provoked - set(events(self.log))
         assert not missing, f"expected and did not come: {sorted(missing)}"
 

@@ -27,6 +27,10 @@ class DoorbellRelay {
   /// queue had the same doorbell. Null for an offset that no doorbell of 511 queue pairs has.
   [[nodiscard]] std::uint32_t* word(std::uint32_t offset);
 
+  /// Forwards what this thread has stored so far. A bus keeps the stores of one processor in order, so this
+  /// comes before a write to any other register.
+  void flush() { static_cast<void>(look()); }
+
  private:
   static constexpr std::uint32_t kWords = 1024;
 

@@ -59,8 +59,14 @@ class QtestTransport final : public Transport {
 
   std::uint32_t read32(std::uint32_t offset) override { return client().read32(bar_ + offset); }
   std::uint64_t read64(std::uint32_t offset) override { return client().read64(bar_ + offset); }
-  void write32(std::uint32_t offset, std::uint32_t value) override { write_register(offset, value); }
-  void write64(std::uint32_t offset, std::uint64_t value) override { client().write64(bar_ + offset, value); }
+  void write32(std::uint32_t offset, std::uint32_t value) override {
+    flush();
+    write_register(offset, value);
+  }
+  void write64(std::uint32_t offset, std::uint64_t value) override {
+    flush();
+    client().write64(bar_ + offset, value);
+  }
 
   std::uint32_t* doorbell(std::uint32_t offset) override { return relay_ ? relay_->word(offset) : nullptr; }
 
@@ -121,6 +127,12 @@ class QtestTransport final : public Transport {
   };
 
   [[nodiscard]] qtest::Client& client() const noexcept { return machine_->client(); }
+
+  void flush() {
+    if (relay_) {
+      relay_->flush();
+    }
+  }
 
   void write_register(std::uint32_t offset, std::uint32_t value) { client().write32(bar_ + offset, value); }
 

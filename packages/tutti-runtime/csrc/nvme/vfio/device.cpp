@@ -22,7 +22,7 @@ constexpr std::uint64_t kLeastRegisters = 0x2000;
 }  // namespace
 
 Device::Device(std::shared_ptr<Group> group, std::string bdf)
-    : group_(std::move(group)), bdf_(std::move(bdf)), device_(group_->open_device(bdf_)) {
+    : group_(std::move(group)), bdf_(std::move(bdf)), device_(*group_, bdf_) {
   vfio_device_info info{};
   info.argsz = sizeof(info);
   if (::ioctl(device_.get(), VFIO_DEVICE_GET_INFO, &info) != 0) {

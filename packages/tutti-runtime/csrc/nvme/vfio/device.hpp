@@ -28,6 +28,22 @@ class Device {
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 
  private:
+  /// The device's descriptor, and its mark in the group.
+  class Opened {
+   public:
+    Opened(Group& group, const std::string& bdf) : group_(group), bdf_(bdf), fd_(group.open_device(bdf)) {}
+    ~Opened() { group_.close_device(bdf_); }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+
+    [[nodiscard]] int get() const noexcept { return fd_.get(); }
+
+   private:
+    Group& group_;
+    const std::string& bdf_;
+    Descriptor fd_;
+  };
+
   void reset() noexcept;
   void map_registers();
   /// Sets or clears bits of the command register; false, with errno, when that fails.
@@ -35,7 +51,7 @@ class Device {
 
   std::shared_ptr<Group> group_;
   std::string bdf_;
-  Descriptor device_;
+  Opened device_;
   bool can_reset_ = false;
   std::byte* registers_ = nullptr;
   std::uint64_t size_ = 0;

@@ -111,12 +111,22 @@ void Group::find_ranges() {
   }
 }
 
-Descriptor Group::open_device(const std::string& bdf) const {
+Descriptor Group::open_device(const std::string& bdf) {
+  std::lock_guard lock(mutex_);
+  if (open_.count(bdf) != 0) {
+    throw InvalidArgument("bdf='" + bdf + "' is open in this process already");
+  }
   const int fd = ::ioctl(group_.get(), VFIO_GROUP_GET_DEVICE_FD, bdf.c_str());
   if (fd < 0) {
     fail("cannot open " + bdf + " through vfio", bdf);
   }
+  open_.insert(bdf);
   return Descriptor(fd);
+}
+
+void Group::close_device(const std::string& bdf) noexcept {
+  std::lock_guard lock(mutex_);
+  open_.erase(bdf);
 }
 
 std::uint64_t Group::map(std::byte* address, std::uint64_t size) {

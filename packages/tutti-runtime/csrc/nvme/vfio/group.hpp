@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "../ranges.hpp"
@@ -19,8 +21,10 @@ class Group {
   /// The group of a number, shared by all that ask while one of them lives: the kernel opens it once.
   [[nodiscard]] static std::shared_ptr<Group> of(const std::string& root, const std::string& number);
 
-  /// @throws SystemError
-  [[nodiscard]] Descriptor open_device(const std::string& bdf) const;
+  /// @throws SystemError; InvalidArgument when this process has the device open: two drivers would reset it
+  /// under each other.
+  [[nodiscard]] Descriptor open_device(const std::string& bdf);
+  void close_device(const std::string& bdf) noexcept;
 
   /// Maps whole pages of this process for the group's devices, which stay pinned until unmap().
   /// @returns the bus address. @throws SystemError; ENOMEM names the limit
@@ -35,6 +39,8 @@ class Group {
   Descriptor container_;
   Descriptor group_;
   FreeRanges ranges_;
+  std::mutex mutex_;
+  std::set<std::string> open_;
 };
 
 }  // namespace tutti::runtime::nvme::vfio

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in the guest: one line of JSON for each check, ``{"check", "error", "seconds"}``.
+
+The drives come with an ext4 each. Order matters: first the kernel writes files, then the drives are on
+vfio-pci and ours, then the kernel has them again and reads what we wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import tutti_runtime as tr
+from nvme_lab import guest_kernel as kernel
+from nvme_lab.plain_driver import READ, WRITE, Controller, Identity
+from tutti_runtime import _core
+
+__all__ = ["CHECKS", "main"]
+
+PAGE = 4096
+FILE_BYTES = 1 << 20
+PEER_BYTES = 1 << 20
+IVSHMEM = "0x1af4", "0x1110"
+
+
+def content(size: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+@dataclass
+class Guest:
+    """What one check leaves for the next."""
+
+    drives: dict[str, str] = field(default_factory=dict)
+    extents: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    identities: dict[str, Identity] = field(default_factory=dict)
+
+    @property
+    def first(self) -> str:
+        return self.drives["S0"]
+
+
+def files_by_the_kernel(guest: Guest) -> None:
+    guest.drives = {serial: bdf for serial, bdf in kernel.controllers().items() if serial != "tutti-root"}
+    assert sorted(guest.drives) == ["S0", "S1", "S2", "S3"], guest.drives
+    for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+        with kernel.mounted(bdf, Path("/tmp/mount")) as folder:
+            kernel.write_direct(folder / "data", content(FILE_BYTES, seed))
+            found = tr.resolve_extents(folder / "data").extents
+            guest.extents[serial] = [tuple(map(int, extent)) for extent in found]  # type: ignore[misc]
+
+
+def identify_by_the_kernel_and_its_tool(guest: Guest) -> None:
+    for serial, bdf in guest.drives.items():
+        guest.identities[serial] = kernel.identity_by_ioctl(bdf)
+        by_tool = kernel.identity_by_tool(bdf)
+        assert by_tool in (None, guest.identities[serial]), by_tool
+    print(json.dumps({"nvme_cli": kernel.identity_by_tool(guest.first) is not None}), flush=True)
+
+
+def a_drive_of_the_kernel_is_refused(guest: Guest) -> None:
+    try:
+        _core.open_vfio_bus(guest.first)
+    except OSError as error:
+        assert "belongs to the driver nvme" in str(error), error
+    else:
+        raise AssertionError("opened a drive that the kernel uses")
+
+
+def drives_go_to_vfio(guest: Guest) -> None:
+    for bdf in guest.drives.values():
+        kernel.bind(bdf, "vfio-pci")
+
+
+def our_identify_agrees(guest: Guest) -> None:
+    for serial, bdf in guest.drives.items():
+        controller = Controller(_core.open_vfio_bus(bdf))
+        assert controller.identity() == guest.identities[serial]
+        controller.disable()
+
+
+def one_process_has_a_drive_once(guest: Guest) -> None:
+    held = _core.open_vfio_bus(guest.first)
+    assert held.caps()["doorbell_stores"] and held.caps()["any_memory"]
+    try:
+        _core.open_vfio_bus(guest.first)
+    except ValueError as error:
+        assert "open in this process already" in str(error), error
+    else:
+        raise AssertionError("opened twice")
+
+
+def _transfer(bus: _core.NvmeBus, serial: str, guest: Guest, opcode: int, window: mmap.mmap) -> None:
+    """The whole file, page by page, through a window of this process."""
+    controller = Controller(bus)
+    lba_bytes = guest.identities[serial].lba_bytes
+    queue = controller.make_queue()
+    mapping = bus.map(int(np.frombuffer(window, np.uint8).ctypes.data), FILE_BYTES)
+    ((iova, _),) = mapping.runs
+    for logical, physical, length in guest.extents[serial]:
+        for offset in range(0, length, 2 * PAGE):
+            size = min(2 * PAGE, length - offset)
+            prp = (iova + logical + offset, iova + logical + offset + PAGE if size > PAGE else 0)
+            status = queue.transfer(opcode, (physical + offset) // lba_bytes, size // lba_bytes, prp)
+            assert status == 0, f"status {status:#x}"
+    controller.disable()
+
+
+def the_kernels_files_are_read_raw(guest: Guest) -> None:
+    for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+        window = mmap.mmap(-1, FILE_BYTES)
+        _transfer(_core.open_vfio_bus(bdf), serial, guest, READ, window)
+        assert window[:] == content(FILE_BYTES, seed), f"{serial} holds other bytes"
+
+
+def new_contents_are_written_raw(guest: Guest) -> None:
+    for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+        window = mmap.mmap(-1, FILE_BYTES)
+        window[:] = content(FILE_BYTES, 100 + seed)
+        _transfer(_core.open_vfio_bus(bdf), serial, guest, WRITE, window)
+
+
+def _through(controller: Controller, memory: mmap.mmap, address: int, guest: Guest) -> None:
+    """Two pages from the drive into other memory at a bus address, changed there, and back."""
+    queue = controller.make_queue()
+    _, physical, _ = guest.extents["S0"][0]
+    lba = physical // guest.identities["S0"].lba_bytes
+    blocks = 2 * PAGE // guest.identities["S0"].lba_bytes
+    assert queue.transfer(READ, lba, blocks, (address + PAGE, address + 2 * PAGE)) == 0
+    expected = content(FILE_BYTES, 100)[: 2 * PAGE]
+    assert memory[PAGE : 3 * PAGE] == expected
+    memory[PAGE : 3 * PAGE] = expected[::-1]
+    assert queue.transfer(WRITE, lba, blocks, (address + PAGE, address + 2 * PAGE)) == 0
+    assert queue.transfer(READ, lba, blocks, (address + 8 * PAGE, address + 9 * PAGE)) == 0
+    assert memory[8 * PAGE : 10 * PAGE] == expected[::-1]
+    memory[PAGE : 3 * PAGE] = expected
+    assert queue.transfer(WRITE, lba, blocks, (address + PAGE, address + 2 * PAGE)) == 0
+    controller.disable()
+
+
+def another_devices_memory_is_a_window(guest: Guest) -> None:
+    devices = Path("/sys/bus/pci/devices")
+    (peer,) = (
+        device.name
+        for device in devices.iterdir()
+        if ((device / "vendor").read_text().strip(), (device / "device").read_text().strip()) == IVSHMEM
+    )
+    bus = _core.open_vfio_bus(guest.first)
+    with kernel.peer_memory(peer, PEER_BYTES) as memory:
+        mapping = bus.map(int(np.frombuffer(memory, np.uint8).ctypes.data), PEER_BYTES)
+        _through(Controller(bus), memory, mapping.runs[0][0], guest)
+        del mapping
+
+
+def the_drives_own_memory_is_a_window(guest: Guest) -> None:
+    """The controller memory buffer, at bus addresses that it takes itself (CMBMSC: CRE, CMSE, CBA)."""
+    bus = _core.open_vfio_bus(guest.first)
+    controller = Controller(bus)
+    base = 1 << 38
+    bus.write32(0x54, base >> 32)
+    bus.write32(0x50, 3)
+    assert bus.read32(0x3C) != 0, "CMBSZ"
+    with kernel.peer_memory(guest.first, PEER_BYTES) as memory:
+        _through(controller, memory, base, guest)
+
+
+def the_kernel_has_the_drives_again(guest: Guest) -> None:
+    for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+        kernel.bind(bdf, "nvme")
+        with kernel.mounted(bdf, Path("/tmp/mount")) as folder:
+            found = kernel.read_direct(folder / "data", FILE_BYTES)
+            assert found == content(FILE_BYTES, 100 + seed), f"{serial} holds other bytes"
+
+
+CHECKS: tuple[Callable[[Guest], None], ...] = (
+    files_by_the_kernel,
+    identify_by_the_kernel_and_its_tool,
+    a_drive_of_the_kernel_is_refused,
+    drives_go_to_vfio,
+    our_identify_agrees,
+    one_process_has_a_drive_once,
+    the_kernels_files_are_read_raw,
+    new_contents_are_written_raw,
+    another_devices_memory_is_a_window,
+    the_drives_own_memory_is_a_window,
+    the_kernel_has_the_drives_again,
+)
+
+
+def main() -> None:
+    guest = Guest()
+    for check in CHECKS:
+        started = time.monotonic()
+        error = ""
+        try:
+            check(guest)
+        except Exception:
+            error = traceback.format_exc()
+        print(
+            json.dumps(
+                {"check": check.__name__, "error": error, "seconds": round(time.monotonic() - started, 2)}
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
