@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from nvme_lab.drives import Drive, Peer, make_image
 from nvme_lab.guest import GuestResult, boot, need_kernel
+from nvme_lab.guest_report import parse
 from nvme_lab.root_image import GUEST_LAB, build_root_image
 
 MIB = 1 << 20
@@ -58,9 +59,8 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> GuestResult:
 
 @pytest.fixture(scope="module")
 def answers(guest: GuestResult) -> dict[str, Any]:
-    lines = [json.loads(line) for line in guest.printed.splitlines() if line.startswith("{")]
     assert "exit status 0" in guest.printed, guest.printed + guest.console
-    return {line["check"]: line for line in lines if "check" in line}
+    return parse(guest.printed)
 
 
 @pytest.mark.parametrize("name", CHECK_NAMES)

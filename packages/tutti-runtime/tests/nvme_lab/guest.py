@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest that runs one Python script: Debian's kernel, an emulated IOMMU, drives, and a peer on the bus.
 
-The kernel is unpacked by ``fetch_kernel.sh`` into a folder that ``TUTTI_GUEST_KERNEL`` names.
+``fetch_kernel.sh`` unpacks kernels into the folders that ``TUTTI_GUEST_KERNEL`` and, for one with P2PDMA,
+``TUTTI_GUEST_KERNEL_P2P`` name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MODULES = ("irqbypass", "vfio", "vfio_virqfd", "vfio_iommu_type1", "vfio-pci-cor
 BUSYBOX_NAMES = ("sh", "mount", "mkdir", "insmod", "grep", "cut", "usleep", "sleep", "chroot", "stty")
 LIMIT_SECONDS = 240
 ROOT_SERIAL = "tutti-root"
-COMMAND_LINE = "console=ttyS0 quiet panic=-1 intel_iommu=on"
+COMMAND_LINE = "console=ttyS0 quiet panic=-1"
+IOMMU = ("-device", "intel-iommu,intremap=on")
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,12 @@ class GuestResult:
         return events(self.trace)[name]
 
 
-def need_kernel() -> Path:
-    """The unpacked kernel's folder; skips the test where there is none."""
+def need_kernel(variable: str = "TUTTI_GUEST_KERNEL") -> Path:
+    """The folder of the unpacked kernel that a variable names; skips the test where there is none."""
     need_qemu()
-    named = os.environ.get("TUTTI_GUEST_KERNEL", "")
-    if not named or not list(Path(named).glob("boot/vmlinuz*")):
-        pytest.skip(
-            "TUTTI_GUEST_KERNEL names no unpacked kernel (tests/nvme_lab/fetch_kernel.sh FOLDER makes one)"
-        )
+    named = os.environ.get(variable, "")
+    if not named or not list(Path(named).rglob("vmlinuz*")):
+        pytest.skip(f"{variable} names no unpacked kernel (tests/nvme_lab/fetch_kernel.sh makes one)")
     for tool in ("busybox", "cpio"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed (Debian: busybox-static, cpio)")
@@ -89,17 +89,25 @@ def _initramfs(kernel: Path, folder: Path) -> Path:
 
 
 def boot(
-    kernel: Path, folder: Path, root: Path, drives: Sequence[Drive], *, peer: Peer | None = None
+    kernel: Path,
+    folder: Path,
+    root: Path,
+    drives: Sequence[Drive],
+    *,
+    peer: Peer | None = None,
+    buses: Sequence[str] = (),
+    iommu: bool = True,
 ) -> GuestResult:
-    """Run the guest until it powers off. The root drive comes last, so the others keep their slots."""
+    """Run the guest until it powers off; ``buses``: QEMU's arguments for what the drives' ``bus`` names."""
     initramfs = _initramfs(kernel, folder)
     console, printed, trace = folder / "console", folder / "printed", folder / "trace"
     made = [QEMU, "-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max"]
     made += ["-smp", "2", "-m", "768", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     made += ["-serial", f"file:{console}", "-serial", f"file:{printed}"]
-    made += ["-kernel", str(next(kernel.glob("boot/vmlinuz*"))), "-initrd", str(initramfs)]
-    made += ["-append", COMMAND_LINE, "-device", "intel-iommu,intremap=on"]
+    made += ["-kernel", str(next(kernel.rglob("vmlinuz*"))), "-initrd", str(initramfs)]
+    made += ["-append", COMMAND_LINE + (" intel_iommu=on" if iommu else ""), *(IOMMU if iommu else ())]
     made += ["-D", str(trace), *TRACE_ARGUMENTS]
+    made += buses
     made += peer.arguments(None) if peer is not None else []
     for number, drive in enumerate([*drives, Drive(root, ROOT_SERIAL)]):
         made += drive.arguments(number, None)

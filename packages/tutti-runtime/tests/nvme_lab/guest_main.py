@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the guest: one line of JSON for each check, ``{"check", "error", "seconds"}``.
+"""What runs in the guest.
 
 The drives come with an ext4 each. Order matters: first the kernel writes files, then the drives are on
 vfio-pci and ours, then the kernel has them again and reads what we wrote.
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +17,11 @@ import numpy as np
 
 import tutti_runtime as tr
 from nvme_lab import guest_kernel as kernel
+from nvme_lab.guest_report import report
 from nvme_lab.plain_driver import READ, WRITE, Controller, Identity
 from tutti_runtime import _core
 
-__all__ = ["CHECKS", "main"]
+__all__ = ["CHECKS"]
 
 PAGE = 4096
 FILE_BYTES = 1 << 20
@@ -194,22 +193,5 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
 )
 
 
-def main() -> None:
-    guest = Guest()
-    for check in CHECKS:
-        started = time.monotonic()
-        error = ""
-        try:
-            check(guest)
-        except Exception:
-            error = traceback.format_exc()
-        print(
-            json.dumps(
-                {"check": check.__name__, "error": error, "seconds": round(time.monotonic() - started, 2)}
-            ),
-            flush=True,
-        )
-
-
 if __name__ == "__main__":
-    main()
+    report(Guest(), CHECKS)
