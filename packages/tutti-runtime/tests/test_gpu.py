@@ -266,6 +266,8 @@ def use_torch(torch: Any, window: Window) -> None:
         stream, event = torch.cuda.Stream(), torch.cuda.Event()
         pinned = torch.empty(SIZE * 2, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+        # Where torch finds all of it in its caches, only this makes its context current in a new thread.
+        event.record(stream)
     before = torch.cuda.current_device(), window.gpu.driver.current()
     skip = -pinned.data_ptr() % SIZE
     memory = window.runtime.register_memory(pinned.data_ptr() + skip, SIZE, kind="pinned_host", device=device)

@@ -178,6 +178,16 @@ class TuttiEngine:
             raise RuntimeError("this engine is bound already")
         self._executor = Executor(self.geometry, self._backend, mover, settings, rank=self._rank)
 
+    def reuse_blocks(self, blocks: Iterable[int]) -> None:
+        """Give blocks back that the server is about to write to; see ``Executor.reuse_blocks``."""
+        if self._executor is not None:
+            self._executor.reuse_blocks(blocks)
+
+    def leave_pages(self) -> None:
+        """Give up stores whose pages have not been copied; nothing reads pages for one once this returns."""
+        if self._executor is not None:
+            self._executor.leave_pages()
+
     def load(self, plan: LoadPlan) -> Transfer:
         """Start to load every layer of a plan."""
         return self.executor.load(plan)

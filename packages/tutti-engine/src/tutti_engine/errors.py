@@ -32,6 +32,10 @@ class RootError(TuttiError, OSError):
         self.errno = errno
 
 
+class DeviceError(TuttiError, OSError):
+    """A device refused what a mover needs."""
+
+
 class StoreBusyError(TuttiError):
     """The store belongs to a running process."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from tutti_engine.counters import Counters
 from tutti_engine.execution_settings import ExecutionSettings
 from tutti_engine.geometry import Geometry
 from tutti_engine.load_pipeline import LoadPipeline
-from tutti_engine.mover import Mover
+from tutti_engine.mover import BackgroundMover, Mover
 from tutti_engine.pipeline import Shared
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
 from tutti_engine.ring_window import RingWindow
@@ -36,14 +36,17 @@ class Executor:
     """Runs plans for one rank, on two threads for loads and two for stores.
 
     Loads are asynchronous as a whole. A store copies the pages in the caller's thread, because the server may
-    reuse them in its next step, and writes in the background. Every plan given to ``load`` or ``store`` ends
-    as exactly one result of ``take_results``, whatever happens.
+    reuse them in its next step, and writes in the background. With a ``BackgroundMover`` a thread copies them
+    when there is room, and ``reuse_blocks`` says which of them the server wants back. Every plan given to
+    ``load`` or ``store`` ends as exactly one result of ``take_results``, whatever happens.
 
     Its ``counters``: ``load_waves``, ``store_waves`` (batches); ``load_slot_waits``, ``store_slot_waits`` (a
     bank was full), ``store_depth_waits`` (as many batches as may be were being written),
     ``store_no_room_chunks`` (given up after ``store_stall``), ``load_lookahead_waits``,
     ``loads_refused`` (the queue was full), ``room_waits`` (the backend was full); ``read_hangs``,
-    ``write_hangs`` (timeouts), ``overdue_waves`` (in flight beyond their deadline), ``corrupt_chunks``.
+    ``write_hangs`` (timeouts), ``overdue_waves`` (in flight beyond their deadline), ``corrupt_chunks``,
+    ``store_revoked_chunks`` (given up because the server wanted their blocks back), ``store_copy_waits`` (the
+    server's next work waits for a copy of a block that it wants back).
     ``load_time`` and ``store_time`` tell how long plans of either kind were under way.
     """
 
@@ -92,6 +95,7 @@ class Executor:
         )
         backend.bind_staging(self.window)
         mover.bind(self.window)
+        self._background = mover if isinstance(mover, BackgroundMover) else None
         self._results: deque[Result] = deque()
         self._load_jobs: dict[int, LoadJob] = {}
         self._store_jobs: dict[int, StoreJob] = {}
@@ -135,6 +139,18 @@ class Executor:
         """Loads, or layers of them, that wait for their turn."""
         return self._loads.queued
 
+    def reuse_blocks(self, blocks: Iterable[int]) -> None:
+        """Give blocks back that the server is about to write to.
+
+        Only pages on a device need it, where stores are copied behind the server's back: what was not copied
+        is given up, and what is being copied holds up the device's next work, not the caller.
+        """
+        self._stores.revoke(blocks)
+
+    def leave_pages(self) -> None:
+        """Give up what has not been copied from the pages; nothing reads them once this returns."""
+        self._stores.revoke_all()
+
     def load(self, plan: LoadPlan, layers: Sequence[int] | None = None) -> Transfer:
         """Start to load all layers of a plan, or only some of them.
 
@@ -145,7 +161,10 @@ class Executor:
         with self._idle:
             job = self._load_jobs.get(plan.plan_id)
             if job is None:
-                job = self._load_jobs[plan.plan_id] = LoadJob(plan, self._shares.num_layers)
+                # Whoever had the blocks may still be using them on the device.
+                mark = None if self._background is None else self._background.mark()
+                job = LoadJob(plan, self._shares.num_layers, mark)
+                self._load_jobs[plan.plan_id] = job
                 self.load_time.begin()
             self._unfinished += len(shares)
         if idle_layers:
@@ -225,6 +244,8 @@ class Executor:
         self._stores.stop(deadline)
         self._backend.shutdown()
         if finished:  # else a copy may still be under way, which must not meet zeros
+            if self._background is not None:
+                self._background.unbind()
             self.window.give_back()
         return finished
 

@@ -215,7 +215,10 @@ class LoadPipeline(Pipeline):
 
     def _scatter(self, job: LoadJob, layers: Sequence[int], chosen: Chosen) -> None:
         sums = self._expected(job, layers, chosen.positions) if self._verification.next() else None
-        matched = self._mover.scatter(layers, chosen.slots, chosen.block_ids, sums)
+        if self._background is None:
+            matched = self._mover.scatter(layers, chosen.slots, chosen.block_ids, sums)
+        else:
+            matched = self._background.scatter_after(job.mark, layers, chosen.slots, chosen.block_ids, sums)
         if len(matched) != len(chosen.slots):
             raise RuntimeError(f"the mover judged {len(matched)} segments of {len(chosen.slots)}")
         if not all(matched):

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from tutti_engine.backend import StagingWindow
 
-__all__ = ["Mover"]
+__all__ = ["BackgroundMover", "Mover", "PageCopy"]
 
 
 @runtime_checkable
@@ -54,3 +54,49 @@ class Mover(Protocol):
         ``checksums`` is None only for movers with a true ``can_skip_verification``: then nothing is verified
         and everything counts as matched.
         """
+
+
+class PageCopy(Protocol):
+    """Pages on their way to slots."""
+
+    def wait(self) -> Sequence[int]:
+        """Wait for the end; return the checksums as ``Mover.gather`` does.
+
+        Raises whatever kept the pages from being copied.
+        """
+
+
+@runtime_checkable
+class BackgroundMover(Mover, Protocol):
+    """A mover for pages on a device, where the server's own work is queued and copies run beside it.
+
+    ``mark``, ``hold`` and ``unbind`` are called by the server's thread, whose work they are about; copies are
+    started and awaited by other threads, loads and stores each by one.
+    """
+
+    def mark(self) -> Any:
+        """Return the present end of the server's queue of work."""
+
+    def scatter_after(
+        self,
+        mark: Any,
+        layers: Sequence[int],
+        slots: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        checksums: Sequence[int] | None,
+    ) -> Sequence[bool]:
+        """As ``Mover.scatter``, but not before the device's work up to ``mark`` is done.
+
+        Pages of a segment that did not match may have been written.
+        """
+
+    def start_gather(
+        self, mark: Any, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
+    ) -> PageCopy:
+        """Start what ``Mover.gather`` does, behind the device's work up to ``mark``; do not wait for it."""
+
+    def hold(self, copies: Iterable[PageCopy]) -> None:
+        """Have all that the server asks the device for from now on wait for these copies."""
+
+    def unbind(self) -> None:
+        """Let the staging window go; nothing is under way any more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tutti_engine.backend import StorageBackend
 from tutti_engine.counters import Counters
-from tutti_engine.mover import Mover
+from tutti_engine.mover import BackgroundMover, Mover
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.wave_keeper import WaveKeeper
 from tutti_engine.waves import Wait
@@ -46,6 +46,8 @@ class Pipeline:
         self._keeper = shared.keeper
         self._backend = shared.backend
         self._mover = shared.mover
+        # The mover again where the server's pages are a device's.
+        self._background = shared.mover if isinstance(shared.mover, BackgroundMover) else None
         self._counters = shared.counters
         self._wait_for_room = shared.wait_for_room
         self._segment_bytes = shared.segment_bytes

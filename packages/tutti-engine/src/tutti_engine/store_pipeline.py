@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores on their way: the caller's thread copies pages, one thread starts writes, another awaits them."""
+"""Stores on their way: pages are copied, one thread starts writes, another awaits them.
+
+The caller's thread copies pages where its next step may write to them; pages on a device are copied by a
+thread of their own, see ``DeferredCopies``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from tutti_engine.deferred_copies import DeferredCopies, DeferredShare
 from tutti_engine.lane import Lane
+from tutti_engine.mover import PageCopy
 from tutti_engine.pipeline import Pipeline, Shared
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.shares import Share
@@ -28,8 +34,8 @@ _SHARES = 8
 class StorePipeline(Pipeline):
     """Writes in the order in which pages were copied.
 
-    Its bounds: the bank's slots, for which ``store`` waits ``stall`` seconds at most, and ``depth`` waves
-    that the backend has at a time.
+    Its bounds: the bank's slots, for which ``store`` waits ``stall`` seconds at most (a thread that copies
+    waits as long as I/O may take), and ``depth`` waves that the backend has at a time.
     """
 
     def __init__(
@@ -49,9 +55,42 @@ class StorePipeline(Pipeline):
         self._room = threading.BoundedSemaphore(depth)
         self._writer = Lane("tutti-write")
         self._finisher = Lane("tutti-store")
+        self._deferred: DeferredCopies | None = None
+        if self._background is not None:
+            self._deferred = DeferredCopies(self._background, self._counters)
+            self._copier = Lane("tutti-copy")
 
     def store(self, job: StoreJob, share: Share) -> None:
-        """Copy pages to slots and start to write them. Chunks that find no room in time are given up."""
+        """Copy pages to slots and start to write them, or have that done.
+
+        Chunks that find no room in time are given up.
+        """
+        if self._deferred is None:
+            self._store_now(job, share)
+            return
+        with self._lock:
+            job.waves_left += 1
+        deferred = self._deferred.add(job, share)
+        self._copier.put(lambda: self._copy_all(deferred))
+
+    def revoke(self, blocks: Iterable[int]) -> None:
+        """Take blocks back, to which the server's next work may write."""
+        if self._deferred is not None:
+            self._deferred.revoke(blocks)
+
+    def revoke_all(self) -> None:
+        """Take all blocks back; nothing reads them any more once this returns."""
+        if self._deferred is not None:
+            self._deferred.revoke_all()
+
+    def stop(self, deadline: float) -> None:
+        """End after what was handed over; wait for that until ``time.monotonic()`` reaches ``deadline``."""
+        if self._deferred is not None:
+            self._copier.stop(deadline)
+        self._writer.stop(deadline)
+        self._finisher.stop(deadline)
+
+    def _store_now(self, job: StoreJob, share: Share) -> None:
         width = len(share.layers)
         most = max(1, self._bank.count // (_SHARES * width))
         deadline = time.monotonic() + self._stall
@@ -70,11 +109,6 @@ class StorePipeline(Pipeline):
                 slots = [slot]
             self._hand_over(job, [todo.popleft() for _ in slots], slots, share)
 
-    def stop(self, deadline: float) -> None:
-        """End after what was handed over; wait for that until ``time.monotonic()`` reaches ``deadline``."""
-        self._writer.stop(deadline)
-        self._finisher.stop(deadline)
-
     def _hand_over(self, job: StoreJob, positions: list[int], slots: list[int], share: Share) -> None:
         layers = share.layers
         wave = Wave(job.plan, self._bank, positions, slots, layers, share.group)
@@ -86,9 +120,70 @@ class StorePipeline(Pipeline):
             job.fail(positions, errno.EIO)
             wave.release()
             return
+        self._put(job, wave)
+
+    def _put(self, job: StoreJob, wave: Wave) -> None:
         with self._lock:
             job.waves_left += 1
         self._writer.put(lambda: self._write(job, wave))
+
+    # The copying thread.
+
+    def _copy_all(self, deferred: DeferredShare) -> None:
+        assert self._deferred is not None
+        try:
+            while deferred.todo and (slots := self._slots_for(deferred)):
+                self._copy_some(deferred, slots)
+        except Exception as error:
+            logger.warning("Tutti: pages could not be copied: %s", error)
+            deferred.job.fail(self._deferred.give_up(deferred), errno.EIO)
+        finally:
+            lost = self._deferred.give_up(deferred)
+            if lost:
+                self._counters.add("store_no_room_chunks", len(lost))
+                deferred.job.fail(lost, errno.ENOBUFS)
+            with self._lock:
+                deferred.job.waves_left -= 1
+            self._on_wave_end(deferred.job)
+
+    def _slots_for(self, deferred: DeferredShare) -> list[int]:
+        """Take slots for some chunks; none if there are none for so long that I/O must have hung."""
+        width = len(deferred.share.layers)
+        most = max(1, self._bank.count // (_SHARES * width))
+        slots = self._keeper.acquire_free(self._bank, width, min(max(1, len(deferred.todo)), most))
+        if not slots:
+            self._counters.add("store_slot_waits")
+            slot = self._keeper.acquire(self._bank, width, time.monotonic() + self._io_timeout)
+            slots = [] if slot is None else [slot]
+        return slots
+
+    def _copy_some(self, deferred: DeferredShare, slots: list[int]) -> None:
+        """Copy as many chunks as there are slots, and hand them over to be written."""
+        assert self._background is not None and self._deferred is not None
+        job, share, mover = deferred.job, deferred.share, self._background
+        waves: list[Wave] = []
+
+        def launch(positions: list[int]) -> PageCopy:
+            wave = Wave(job.plan, self._bank, positions, slots[: len(positions)], share.layers, share.group)
+            chosen = wave.choose({})
+            waves.append(wave)
+            return mover.start_gather(deferred.mark, share.layers, chosen.block_ids, chosen.slots)
+
+        copied = 0
+        positions: list[int] = []
+        try:
+            positions, copy = self._deferred.start(deferred, len(slots), launch)
+            if copy is not None:
+                job.note(share.layers, positions, copy.wait())
+                copied = len(positions)
+        finally:
+            self._deferred.end(deferred, positions)
+            for slot in slots[copied:]:
+                self._bank.release(slot, len(share.layers))
+            if copied:
+                self._put(job, waves[0])
+            else:
+                job.fail(positions, errno.EIO)
 
     # The writing thread.
 

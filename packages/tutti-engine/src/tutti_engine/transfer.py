@@ -9,6 +9,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tutti_engine.columns import pack_words
 from tutti_engine.plan import LoadPlan, LoadResult, StorePlan, StoreResult
@@ -77,9 +78,11 @@ class _Job:
 class LoadJob(_Job):
     """A load plan under way."""
 
-    def __init__(self, plan: LoadPlan, layers_left: int) -> None:
+    def __init__(self, plan: LoadPlan, layers_left: int, mark: Any = None) -> None:
+        """Make a job; ``mark`` is the end of the work of a device that may still use the pages."""
         super().__init__(layers_left)
         self.plan = plan
+        self.mark = mark
         self.bytes_read = 0
         self._seconds = 0.0
         self._busy_until = float("-inf")

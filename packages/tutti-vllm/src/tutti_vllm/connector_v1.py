@@ -202,13 +202,12 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Return the step's orders to the workers."""
         if self._scheduler is None:
             return TuttiMetadata(StepOrders())
-        return TuttiMetadata(
-            self._scheduler.build_orders(
-                scheduler_output.num_scheduled_tokens,
-                scheduler_output.scheduled_spec_decode_tokens,
-                scheduler_output.kv_connector_block_state.get_block_ids,
-            )
+        orders = self._scheduler.build_orders(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.scheduled_spec_decode_tokens,
+            scheduler_output.kv_connector_block_state.get_block_ids,
         )
+        return TuttiMetadata(self._scheduler.add_rewritten(orders, scheduler_output))
 
     @contained(lambda: None)
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -287,8 +286,11 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None and isinstance(connector_metadata, TuttiMetadata):
             self._worker.begin_step(connector_metadata.orders)
 
+    @contained(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Do nothing: what is stored was copied before ``wait_for_save`` returned; blocks may be reused."""
+        """Give blocks back that the step may write to: vLLM may zero them before all other callbacks."""
+        if self._worker is not None and isinstance(kv_connector_metadata, TuttiMetadata):
+            self._worker.give_back(kv_connector_metadata.orders.rewritten)
 
     @contained(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

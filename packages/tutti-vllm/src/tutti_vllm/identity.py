@@ -38,10 +38,10 @@ def make_geometry(
     """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
         raise UnsupportedError(
-            f"the KV cache lies on {current_platform.device_type}; "
-            "this release moves pages of vLLM's CPU engine only"
+            f"the KV cache lies on {current_platform.device_type}; this release moves pages on CPUs and CUDA"
+            " devices only"
         )
     topology = read_topology(vllm_config, kv_cache_config)
     groups = read_groups(kv_cache_config)

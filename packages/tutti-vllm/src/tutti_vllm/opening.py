@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tutti_engine import TuttiEngine, TuttiError
+from tutti_engine import ExecutionSettings, Mover, TuttiEngine, TuttiError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore
+from tutti_engine.mover import BackgroundMover
 from tutti_engine.namespace import Namespace
 from tutti_engine.store_follow import ViewFollower
 from tutti_engine.store_layout import StoreLayout
@@ -35,6 +36,7 @@ __all__ = [
     "add_ranges",
     "check_settings",
     "make_local_engine",
+    "make_mover",
     "names_media",
     "open_scheduler",
     "open_worker",
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 MakeEngine: TypeAlias = Callable[[Geometry, StoreLayout, int], TuttiEngine]
 """Makes an engine from a chunk's shape, the store's layout and the rank."""
+
+DEVICE_SETTINGS = ExecutionSettings(load_bank_bytes=512 << 20, store_bank_bytes=512 << 20)
+"""Staging for a GPU: its link takes a batch in milliseconds, so that more must be on the way at a time."""
 
 
 class StartupError(SystemExit):
@@ -119,6 +124,20 @@ def make_local_engine(geometry: Geometry, layout: StoreLayout, rank: int) -> Tut
     return TuttiEngine(geometry, backend=LocalStoreBackend(layout, rank), rank=rank)
 
 
+def make_mover(layers: Mapping[str, tuple[Any, Any]]) -> Mover:
+    """Return the way to reach pages, given as tensors and layouts by layer: on a CUDA device or not."""
+    import tutti_kv_kernels as kernels
+
+    cache = kernels.PagedCache.from_layouts(layers)
+    if cache.storages[0].is_cuda:
+        from tutti_engine.movers.device import DeviceMover
+
+        return DeviceMover(cache)
+    from tutti_engine.movers.kernels import KernelMover
+
+    return KernelMover(cache)
+
+
 def open_worker(
     vllm_config: Any, kv_cache_config: Any, make_engine: MakeEngine = make_local_engine
 ) -> WorkerSide:
@@ -165,7 +184,6 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
     settings = read_settings(vllm_config)
     with _reasons(strict=settings.strict) as reasons:
         import tutti_kv_kernels as kernels
-        from tutti_engine.movers.kernels import KernelMover
 
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
         pages = {layer: group.page_bytes for group in geometry.groups for layer in group.layers}
@@ -180,7 +198,8 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
                 layer_name=name,
             )
             layers[name] = kv_caches[name], layout
-        side.register(KernelMover(kernels.PagedCache.from_layouts(layers)), names)
+        mover = make_mover(layers)
+        side.register(mover, names, DEVICE_SETTINGS if isinstance(mover, BackgroundMover) else None)
     if reasons:
         side.refuse(reasons[0])
 
@@ -234,6 +253,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             hash_tokens=hash_tokens,
             close=upkeep.close,
             rules=_load_rules(settings, vllm_config, geometry, topology.replicas),
+            names_rewritten=_computes_on_device(vllm_config),
         )
         _follow_events(side, vllm_config, kv_cache_config, hash_tokens)
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
@@ -306,6 +326,10 @@ def _replica(settings: Settings, parallel_config: Any) -> tuple[int, int]:
             " data_parallel_size, so that each engine gets its share of the capacity"
         )
     return number, replicas
+
+
+def _computes_on_device(vllm_config: Any) -> bool:
+    return getattr(getattr(vllm_config, "device_config", None), "device_type", "cpu") != "cpu"
 
 
 def _refuse(settings: Settings, error: Exception) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tutti_engine import ChunkKey, LoadResult, StorePlan, TuttiEngine
 from tutti_engine.block_rows import ChunkBlocks
@@ -22,6 +22,7 @@ from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
 from tutti_vllm.prefill_times import Prefill, PrefillTimes
+from tutti_vllm.rewritten_blocks import rewritten_blocks
 
 if TYPE_CHECKING:
     from tutti_vllm.kv_events import KVEvents
@@ -75,6 +76,7 @@ class SchedulerSide:
         hash_tokens: int,
         close: Callable[[], None] = lambda: None,
         rules: LoadRules | None = None,
+        names_rewritten: bool = False,
     ) -> None:
         """Make the scheduler's side.
 
@@ -84,10 +86,13 @@ class SchedulerSide:
             hash_tokens: tokens that one of a request's block hashes stands for.
             close: called once at shutdown.
             rules: how hits are loaded; by default as ``LoadRules`` says.
+            names_rewritten: whether workers copy pages behind the steps' back, so that they must be told
+                which blocks are given to somebody else.
         """
         self._engine = engine
         self.events: KVEvents | None = None
         self._layout = layout
+        self.names_rewritten = names_rewritten
         self._chunk_tokens = engine.geometry.chunk_tokens
         self._hashes_per_chunk = self._chunk_tokens // hash_tokens
         self._close = close
@@ -236,6 +241,14 @@ class SchedulerSide:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
         return StepOrders(self._layout if loads or stores or first else None, loads, stores, unwanted)
+
+    def add_rewritten(self, orders: StepOrders, scheduler_output: Any) -> StepOrders:
+        """Return orders that also name the blocks to which their step may write, where workers want that."""
+        if not self.names_rewritten or not self._engine.planner.pending_stores:
+            return orders
+        sizes = [group.block_tokens for group in self._engine.geometry.groups]
+        blocks = rewritten_blocks(scheduler_output, sizes, [load.block_ids for load in orders.loads])
+        return replace(orders, rewritten=tuple(blocks))
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""

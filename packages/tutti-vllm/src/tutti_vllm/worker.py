@@ -8,7 +8,16 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from tutti_engine import SKIP_BLOCK, LoadPlan, LoadResult, Mover, StorePlan, StoreResult, TuttiEngine
+from tutti_engine import (
+    SKIP_BLOCK,
+    ExecutionSettings,
+    LoadPlan,
+    LoadResult,
+    Mover,
+    StorePlan,
+    StoreResult,
+    TuttiEngine,
+)
 from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.layer_loads import LayerLoads
@@ -50,6 +59,7 @@ class WorkerSide:
         self._by_request = by_request
         self._failed: set[str] = set()
         self._mover: Mover | None = None
+        self._settings: ExecutionSettings | None = None
         self._engine: TuttiEngine | None = None
         self._unusable: str | None = None
         self._asleep = False
@@ -63,9 +73,15 @@ class WorkerSide:
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
 
-    def register(self, mover: Mover, layer_names: Sequence[str] = ()) -> None:
-        """Take the way to reach this rank's pages, and vLLM's names of its layers in the mover's order."""
+    def register(
+        self, mover: Mover, layer_names: Sequence[str] = (), settings: ExecutionSettings | None = None
+    ) -> None:
+        """Take the way to reach this rank's pages, and vLLM's names of its layers in the mover's order.
+
+        ``settings`` bound what is staged; by default as ``ExecutionSettings`` says.
+        """
         self._mover = mover
+        self._settings = settings
         self._layers = LayerLoads(layer_names)
 
     def sleep(self) -> None:
@@ -74,6 +90,8 @@ class WorkerSide:
         for load in self._waiting.values():
             if self._engine is not None and load.plan is not None:
                 self._engine.give_up_load(load.plan)
+        if self._engine is not None:
+            self._engine.leave_pages()
 
     def wake(self) -> None:
         """Use the pages again, which lie where they were. May be called again."""
@@ -83,9 +101,15 @@ class WorkerSide:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
         self._unusable = reason
 
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Leave blocks alone that the next step may write to. May be called again."""
+        if self._engine is not None and blocks:
+            self._engine.reuse_blocks(blocks)
+
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
         self._orders = orders
+        self.give_back(orders.rewritten)
         self._settle_layers()
         self._layers.begin_step()
         self._tainted = False
@@ -267,7 +291,7 @@ class WorkerSide:
                 raise RuntimeError("the KV cache of this rank is not registered")
             engine = self._open_engine(layout)
             try:
-                engine.bind(self._mover)
+                engine.bind(self._mover, self._settings)
             except BaseException:
                 # The next orders try again: each time with files and threads of its own.
                 engine.shutdown(0.0)

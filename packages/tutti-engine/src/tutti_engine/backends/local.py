@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine.backend import SegmentBatch, StagingWindow
-from tutti_engine.backends.local_files import check_store, file_uri, prepare_files
+from tutti_engine.backends.local_files import check_store, file_uri, is_memory, prepare_files
 from tutti_engine.backends.local_progress import Progress
 from tutti_engine.backends.local_transfer import Requests, Segments, Transfer
 from tutti_engine.errors import RootError
@@ -33,6 +34,12 @@ __all__ = ["LocalStoreBackend"]
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 5.0
+
+MAX_COPY_THREADS = 16
+"""Threads that copy from and to a file system in memory: more would only wait for the memory."""
+
+THREAD_IO_BYTES = 2 << 20
+"""Longest request where threads carry out requests one by one."""
 
 Array = np.ndarray[Any, Any]
 
@@ -75,10 +82,12 @@ class LocalStoreBackend:
         self.rank = rank
         self.io_timeout = io_timeout
         self._own_runtime = runtime is None
-        self.runtime = tutti_runtime.make_file_runtime() if runtime is None else runtime
+        self.runtime = make_runtime(layout) if runtime is None else runtime
         caps = self.runtime.caps()
         self.max_batch_requests: int = caps["max_batch_requests"]
-        self._max_io_bytes: int = caps["max_single_io_bytes"] // SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT
+        # A thread moves one request at a time: a batch must be enough of them for all threads.
+        longest: int = THREAD_IO_BYTES if caps["data_path"] == "posix" else caps["max_single_io_bytes"]
+        self._max_io_bytes = longest // SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT
         self._targets = np.zeros(max(paths) + 1, np.uint64)
         self._lock = threading.Lock()
         self._live: dict[int, Transfer] = {}
@@ -292,6 +301,15 @@ class LocalStoreBackend:
         moves = any(transfer.handles() for transfer in live)
         pauses = [transfer.next_try(others_move=moves) for transfer in live]
         return min((pause for pause in pauses if pause is not None), default=None)
+
+
+def make_runtime(layout: StoreLayout) -> tutti_runtime.Runtime:
+    """Make the runtime for a store's drives."""
+    if all(map(is_memory, layout.directories)):
+        # No device works for us there: every byte is copied by a processor, one of which io_uring would use.
+        threads = min(MAX_COPY_THREADS, len(os.sched_getaffinity(0)))
+        return tutti_runtime.make_file_runtime(data_path="posix", direct="off", threads=threads)
+    return tutti_runtime.make_file_runtime()
 
 
 def column(name: str, values: Sequence[Any], limit: int) -> Array:

@@ -13,7 +13,9 @@ from tutti_engine.errors import RootError
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_roots import read_store_id, refuse, sync_directory
 
-__all__ = ["check_store", "file_uri", "prepare_files"]
+__all__ = ["check_store", "file_uri", "is_memory", "prepare_files"]
+
+_MEMORY = ("tmpfs", "ramfs")
 
 
 def check_store(layout: StoreLayout) -> None:
@@ -84,6 +86,23 @@ def open_file(path: Path) -> int:
     with contextlib.suppress(FileExistsError):
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
     return os.open(path, flags)
+
+
+def is_memory(directory: str, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Return whether a directory is in a file system that keeps its files in memory; False if nobody knows.
+
+    Args:
+        directory: an absolute path.
+        mounts: the kernel's list of mounts, see proc_pid_mountinfo(5).
+    """
+    with contextlib.suppress(OSError):
+        device = Path(directory).stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in mounts.read_text(errors="replace").splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == number:
+                return rest.split()[0] in _MEMORY
+    return False
 
 
 def file_uri(path: str) -> str:

@@ -193,3 +193,9 @@ def rig():
     for one in made:
         assert one.busy_slots() == 0, "slots leaked"
         assert one.executor.shutdown(time.monotonic() + 5)
+
+
+@pytest.fixture
+def scripted_backend():
+    """Returns a backend that is told what to do."""
+    return ScriptedBackend()

@@ -104,6 +104,7 @@ class Run:
         default = ExecutionSettings()
         self._conditions.seed = seed
         self._conditions.mix = FaultMix()
+        self._conditions.late_copies = choice.late_copies
         self._conditions.execution = ExecutionSettings(
             load_bank_bytes=choice.load_slots * segment or default.load_bank_bytes,
             store_bank_bytes=choice.store_slots * segment or default.store_bank_bytes,

@@ -41,6 +41,7 @@ class EngineChoice:
         settings: further settings of the connector.
         load_slots: staging slots for loads; 0 for the default.
         store_slots: staging slots for stores; 0 for the default.
+        late_copies: longest time in seconds until pages of a store are copied, as on a device; 0 for at once.
     """
 
     options: dict[str, Any]
@@ -48,6 +49,7 @@ class EngineChoice:
     settings: dict[str, Any]
     load_slots: int = 0
     store_slots: int = 0
+    late_copies: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ def make_choice(chance: random.Random) -> EngineChoice:
         settings=settings,
         load_slots=chance.choice([0, 8, 16]),
         store_slots=chance.choice([0, 8, 32]),
+        late_copies=chance.choice([0.0, 0.0, 0.02, 0.2]),
     )
 
 
