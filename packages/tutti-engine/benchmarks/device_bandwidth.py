@@ -5,7 +5,8 @@
 
 Load: files -> pinned staging -> pages, verified. Store: pages -> pinned staging -> files. Beside it, in the
 same rounds: the files read and written by threads of their own with ``preadv`` and ``pwritev`` ("files"), and
-as many bytes copied between pinned memory and the device ("link"). Medians in GB/s (10^9 bytes). The ratio is to the lower of the two; a load must reach 0.90 of it.
+as many bytes copied between pinned memory and the device ("link"). Medians in GB/s (10^9 bytes). The ratio is
+to the lower of the two; a load must reach 0.90 of it.
 """
 
 from __future__ import annotations
