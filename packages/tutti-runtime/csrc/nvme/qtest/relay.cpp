@@ -19,7 +19,6 @@ constexpr std::chrono::microseconds kPause{50};
 }  // namespace
 
 DoorbellRelay::DoorbellRelay(Write write) : write_(std::move(write)) {
-  seen_.fill(kUnrung);
   words_.fill(kUnrung);
   thread_ = std::thread([this] { run(); });
 }
@@ -36,8 +35,6 @@ std::uint32_t* DoorbellRelay::word(std::uint32_t offset) {
   }
   std::lock_guard lock(mutex_);
   watched_ = std::max(watched_, index + 1);
-  seen_[index] = kUnrung;
-  store_release(&words_[index], kUnrung);
   return &words_[index];
 }
 
@@ -45,9 +42,9 @@ bool DoorbellRelay::look() {
   std::lock_guard lock(mutex_);
   bool changed = false;
   for (std::uint32_t index = 0; index < watched_; ++index) {
-    const std::uint32_t value = load_acquire(&words_[index]);
-    if (value != seen_[index]) {
-      seen_[index] = value;
+    std::uint32_t value = load_acquire(&words_[index]);
+    // A store between the two is found in the next round.
+    if (value != kUnrung && std::atomic_ref(words_[index]).compare_exchange_strong(value, kUnrung)) {
       write_(kDoorbells + 4 * index, value);
       changed = true;
     }

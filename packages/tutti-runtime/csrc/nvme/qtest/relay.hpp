@@ -10,9 +10,9 @@
 
 namespace tutti::runtime::nvme::qtest {
 
-/// Doorbells that are rung by plain stores, as a GPU rings them: a thread watches the words and writes what
-/// changed to the device. A queue's next value always differs from its last one, since a ring is never filled
-/// all around before the device has seen a value between.
+/// Doorbells that are rung by plain stores, as a GPU rings them: a thread takes the values out of the words
+/// and writes them to the device. A value that is taken leaves a word that no store leaves, so the same value
+/// can ring again, as the first one of a queue that begins anew does.
 class DoorbellRelay {
  public:
   using Write = std::function<void(std::uint32_t offset, std::uint32_t value)>;
@@ -23,8 +23,8 @@ class DoorbellRelay {
   DoorbellRelay(const DoorbellRelay&) = delete;
   DoorbellRelay& operator=(const DoorbellRelay&) = delete;
 
-  /// The word for a doorbell, from now on watched; of a new queue, which begins again, also when an earlier
-  /// queue had the same doorbell. Null for an offset that no doorbell of 511 queue pairs has.
+  /// The word for a doorbell, from now on watched. Null for an offset that no doorbell of 511 queue pairs
+  /// has.
   [[nodiscard]] std::uint32_t* word(std::uint32_t offset);
 
   /// Forwards what this thread has stored so far. A bus keeps the stores of one processor in order, so this
@@ -35,13 +35,12 @@ class DoorbellRelay {
   static constexpr std::uint32_t kWords = 1024;
 
   void run();
-  /// True when a word had changed.
+  /// True when a word had been rung.
   [[nodiscard]] bool look();
 
   Write write_;
   std::mutex mutex_;
   std::uint32_t watched_ = 0;  ///< words below this index may be in use
-  std::array<std::uint32_t, kWords> seen_{};
   std::array<std::uint32_t, kWords> words_{};
   std::atomic<bool> stop_{false};
   std::thread thread_;

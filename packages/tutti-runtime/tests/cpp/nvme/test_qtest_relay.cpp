@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores to doorbell words reach the device: each new value, in order, also of a queue that begins again.
+// Stores to doorbell words reach the device, in order, also the first one of a queue that begins again.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -54,9 +54,9 @@ void stores_are_forwarded(qtest::DoorbellRelay& relay, Device& device) {
 
 void a_queue_that_begins_again_rings_its_first_value(qtest::DoorbellRelay& relay, Device& device) {
   const std::uint32_t offset = cq_head_doorbell(7, 4);
-  ring_doorbell(relay.word(offset), 1);
-  device.wait_for(offset, 1);
   std::uint32_t* word = relay.word(offset);
+  ring_doorbell(word, 1);
+  device.wait_for(offset, 1);
   ring_doorbell(relay.word(sq_tail_doorbell(7, 4)), 5);
   device.wait_for(sq_tail_doorbell(7, 4), 1);
   CHECK(device.written(offset).size() == 1);
