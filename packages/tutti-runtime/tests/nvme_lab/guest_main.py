@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +172,52 @@ def the_drives_own_memory_is_a_window(guest: Guest) -> None:
         _through(controller, memory, base, guest)
 
 
+def a_killed_process_leaves_the_drive_usable(guest: Guest) -> None:
+    """Its controller was enabled and had a queue; the kernel takes both from it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        controller = Controller(_core.open_vfio_bus(guest.first))
+        controller.make_queue()
+        os.write(writer, b"x")
+        signal.pause()
+    assert os.read(reader, 1) == b"x"
+    try:
+        _core.open_vfio_bus(guest.first)
+    except OSError as error:
+        assert "one process at a time" in str(error), error
+    else:
+        raise AssertionError("two processes have the drive")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    controller = Controller(_core.open_vfio_bus(guest.first))
+    assert controller.identity() == guest.identities["S0"]
+    controller.disable()
+
+
+def a_window_that_is_gone_is_out_of_reach(guest: Guest) -> None:
+    """Its bus address is free for the next window, and until then the IOMMU refuses the drive."""
+    bus = _core.open_vfio_bus(guest.first)
+    window = mmap.mmap(-1, FILE_BYTES)
+    address = int(np.frombuffer(window, np.uint8).ctypes.data)
+    found = set()
+    for _ in range(3):
+        mapping = bus.map(address, FILE_BYTES)
+        found.add(mapping.runs[0][0])
+        del mapping
+    assert len(found) == 1, found
+    controller = Controller(bus)
+    queue = controller.make_queue()
+    mapping = bus.map(address, FILE_BYTES)
+    ((iova, _),) = mapping.runs
+    del mapping
+    print(json.dumps({"refused": f"{iova:#x}"}), flush=True)
+    lba = guest.extents["S0"][0][1] // guest.identities["S0"].lba_bytes
+    queue.transfer(READ, lba, PAGE // guest.identities["S0"].lba_bytes, (iova, 0))
+    assert window[:PAGE] == bytes(PAGE)
+    controller.disable()
+
+
 def the_kernel_has_the_drives_again(guest: Guest) -> None:
     for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
         kernel.bind(bdf, "nvme")
@@ -189,6 +237,8 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     new_contents_are_written_raw,
     another_devices_memory_is_a_window,
     the_drives_own_memory_is_a_window,
+    a_killed_process_leaves_the_drive_usable,
+    a_window_that_is_gone_is_out_of_reach,
     the_kernel_has_the_drives_again,
 )
 
