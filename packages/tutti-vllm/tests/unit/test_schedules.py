@@ -45,6 +45,14 @@ def test_every_kind_of_action_and_fault_comes_up():
     assert forgets == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
+def test_engines_of_every_kind_come_up():
+    chance = random.Random(4)
+    choices = [make_choice(chance) for _ in range(60)]
+    assert {(each.policy, each.overlapped) for each in choices} == {
+        (policy, overlapped) for policy in ("recompute", "fail") for overlapped in (False, True)
+    }
+
+
 def test_choices_are_settings_that_this_release_knows():
     chance = random.Random(2)
     for _ in range(50):

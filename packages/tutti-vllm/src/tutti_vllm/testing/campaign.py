@@ -7,6 +7,7 @@ Prints one JSON line a schedule on standard output; ``tutti_vllm.testing.differe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import shutil
@@ -15,7 +16,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,16 @@ from tutti_vllm.testing.schedules import (
     EngineChoice,
     Prompt,
     Schedule,
-    make_choice,
+    Stage,
     make_prompts,
-    make_schedule,
+    make_stages,
 )
+from tutti_vllm.testing.scripts import Script, asked_by, from_text
 
-__all__ = ["MARK", "Pool", "run_campaign"]
+__all__ = ["MARK", "Pool", "Run", "run_campaign", "run_script", "stage_of"]
 
 MARK = "tutti-schedule "
 """Begins the lines of the output that report a schedule."""
-
-SCHEDULES_AN_ENGINE = 25
 
 MARGIN = 1e-3
 """Least distance, in log probability, of the best token from the next one.
@@ -56,14 +57,26 @@ IO_TIMEOUT = 0.2
 
 
 class Pool:
-    """Prompts and the answers of vLLM alone, each prompt by itself and without a prefix cache."""
+    """Prompts and the answers of vLLM alone, each prompt by itself and without a prefix cache.
 
-    def __init__(self, model: Path, prompts: Sequence[Prompt]) -> None:
+    Args:
+        model: folder of the model.
+        prompts: all prompts.
+        wanted: indices of those whose answers are needed; by default of all.
+    """
+
+    def __init__(self, model: Path, prompts: Sequence[Prompt], wanted: Collection[int] | None = None) -> None:
         self.prompts: list[list[int]] = []
         self.answers: list[list[int]] = []
+        needed = set(range(len(prompts)) if wanted is None else wanted)
+        needed |= {turn for each in needed if (turn := prompts[each].turn_of) is not None}
         engine = OneProcessEngine(model, enable_prefix_caching=False, num_gpu_blocks_override=128)
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             tokens = list(prompt.tokens)
+            if number not in needed:
+                self.prompts.append(tokens)
+                self.answers.append([])
+                continue
             if prompt.turn_of is not None:
                 tokens = [*self.prompts[prompt.turn_of], *self.answers[prompt.turn_of], *tokens]
             self.prompts.append(tokens)
@@ -114,6 +127,7 @@ class Run:
         connector = {
             "kv_connector": faulty_connector.FaultyTuttiConnector.__name__,
             "kv_connector_module_path": faulty_connector.__name__,
+            "kv_load_failure_policy": choice.policy,
             "kv_connector_extra_config": {
                 "capacity_bytes": self.capacity_bytes,
                 "root": str(self._root),
@@ -125,7 +139,8 @@ class Run:
         options = dict(choice.options)
         # The groups of a model share vLLM's blocks.
         options["num_gpu_blocks_override"] *= model.groups
-        self.engine = OneProcessEngine(folder / "model", connector, **options)
+        self._may_fail = choice.policy == "fail"
+        self.engine = OneProcessEngine(folder / "model", connector, overlapped=choice.overlapped, **options)
         planner = self.engine.connector._scheduler.engine.planner
         # They open and close in the time of a schedule.
         planner.load_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
@@ -138,6 +153,7 @@ class Run:
     def run(self, schedule: Schedule) -> list[str]:
         """Run a schedule and what is left after it; return what is wrong."""
         self._problems = []
+        failed, told = self._failed_chunks(), self.tally["failed"]
         self._conditions.mix = FAULT_MIXES[schedule.faults]
         for action in schedule.actions:
             self._act(action)
@@ -147,6 +163,8 @@ class Run:
         held = self.engine.become_idle()
         if held:
             self._problems.append(f"held by the idle engine: {held}")
+        if self.tally["failed"] > told and self._failed_chunks() == failed:
+            self._problems.append("requests failed although no load did")
         used = occupied(self._root)
         if used > self.capacity_bytes:
             self._problems.append(f"{used} bytes on disk, {self.capacity_bytes} are allowed")
@@ -158,6 +176,9 @@ class Run:
         counters: dict[str, int] = self.engine.connector.counters()
         self.engine.close()
         return counters
+
+    def _failed_chunks(self) -> int:
+        return int(self.engine.connector.counters().get("load_failed_chunks", 0))
 
     def _act(self, action: Action) -> None:
         if action.kind == "ask":
@@ -182,7 +203,7 @@ class Run:
     def _forget(self, *, connector: bool, running: bool) -> None:
         self.tally["resets"] += 1
         try:
-            self.engine.llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
+            self.engine.engine.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
         except RuntimeError as error:
             # What vLLM itself says while a request waits for its load.
             if "waiting for remote KV" not in str(error):
@@ -209,6 +230,12 @@ class Run:
         (completion,) = output.outputs
         # A prompt without a sure token still has to be answered.
         wanted = self._pool.answers[prompt][:count]
+        if self._may_fail and completion.finish_reason == "error":
+            # What it had said before has to be right.
+            self.tally["failed"] += 1
+            wanted = wanted[: len(completion.token_ids)]
+            if list(completion.token_ids)[: len(wanted)] == wanted:
+                return
         if list(completion.token_ids)[: len(wanted)] != wanted or completion.finish_reason != "length":
             self._problems.append(
                 f"prompt {prompt}: {list(completion.token_ids)} ({completion.finish_reason}), "
@@ -233,30 +260,77 @@ def run_campaign(seed: int, schedules: int, folder: Path) -> Iterator[dict[str, 
     prompts = make_prompts(chance, VOCABULARY, model.geometry.chunk_tokens)
     pool = Pool(model.make(folder / "model"), prompts)
     number = 0
-    while number < schedules:
-        choice = make_choice(chance)
-        run = Run(model, folder, pool, choice, seed=chance.randrange(1 << 30))
-        for schedule in [make_schedule(chance, pool.prompts) for _ in range(SCHEDULES_AN_ENGINE)]:
+    for stage in make_stages(chance, prompts):
+        run = Run(model, folder, pool, stage.choice, seed=stage.seed)
+        for schedule in stage.schedules[: schedules - number]:
             problems = run.run(schedule)
             yield {"schedule": number, "problems": problems, "faults": schedule.faults}
             number += 1
-            if number == schedules:
-                break
         tally = dict(run.tally)
-        facts = {"model": model.name} | choice.options | choice.settings
+        facts = {"model": model.name, "policy": stage.choice.policy, "overlapped": stage.choice.overlapped}
+        facts |= stage.choice.options | stage.choice.settings
         yield {"engine": facts, "counters": run.close() | tally}
+        if number >= schedules:
+            return
+
+
+def stage_of(seed: int, engine: int) -> Stage:
+    """Return one engine of a campaign, by its number."""
+    chance = random.Random(seed)
+    prompts = make_prompts(chance, VOCABULARY, model_of(seed).geometry.chunk_tokens)
+    return next(islice(make_stages(chance, prompts), engine, None))
+
+
+def run_script(seed: int, script: Script, folder: Path, pool: Pool | None = None) -> list[str]:
+    """Run some of a campaign's schedules on fresh storage; return what is wrong first.
+
+    Args:
+        seed: the campaign's.
+        script: which schedules, and what is left of them.
+        folder: an empty folder, or one whose ``model`` was written before.
+        pool: the prompts and answers, if they are known.
+    """
+    model = model_of(seed)
+    if pool is None:
+        prompts = make_prompts(random.Random(seed), VOCABULARY, model.geometry.chunk_tokens)
+        pool = Pool(model.make(folder / "model"), prompts, asked_by(script))
+    run: Run | None = None
+    at = -1
+    try:
+        for part in script:
+            if run is None or part.engine != at:
+                if run is not None:
+                    run.close()
+                at, stage = part.engine, stage_of(seed, part.engine)
+                run = Run(model, folder, pool, stage.choice, seed=stage.seed)
+            if problems := run.run(part.schedule):
+                return problems
+    except Exception as error:
+        traceback.print_exc()
+        return [f"the engine died: {error!r}"]
+    finally:
+        if run is not None:
+            with contextlib.suppress(Exception):
+                run.close()
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+    return []
 
 
 def main() -> int:
-    """Run a campaign; 1 if something is wrong."""
+    """Run a campaign, or a script; 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedules", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--schedules", type=int, help="so many from the first one on")
+    what.add_argument("--script", help="these alone, as a shrunk failure is told")
+    parser.add_argument("--tries", type=int, default=1, help="times that a script is run, unless it fails")
     arguments = parser.parse_args()
     prepare_process()
     folder = Path(tempfile.mkdtemp(prefix="tutti-differential-"))
     failed = False
     try:
+        if arguments.script is not None:
+            return _try_script(arguments.seed, from_text(arguments.script), folder, arguments.tries)
         for report in run_campaign(arguments.seed, arguments.schedules, folder):
             failed |= bool(report.get("problems"))
             print(MARK + json.dumps(report), flush=True)
@@ -267,6 +341,17 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return int(failed)
+
+
+def _try_script(seed: int, script: Script, folder: Path, tries: int) -> int:
+    for number in range(tries):
+        each = folder / str(number)
+        each.mkdir()
+        if problems := run_script(seed, script, each):
+            print("\n".join(problems))
+            return 1
+    print(f"nothing wrong in {tries} runs")
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ Each schedule is a short random script on a tiny model: prompts that share prefi
 prefix cache with and without the connector's, too little memory (so preemptions), engines that end and start
 again on what they stored, small stores that evict, and storage that is slow, fails, lies or hangs. Every
 answer is compared with what vLLM alone says to that prompt, and after each schedule nothing may be held: no
-block, pin, staging slot, plan or place, and no byte too many on disk. Exit status 1 if anything is wrong.
+block, pin, staging slot, plan or place, and no byte too many on disk. Some engines plan a step before the one
+before it has ended, some fail requests whose load fails instead of computing them. Exit status 1 if anything
+is wrong; a schedule that fails is made as short as it can be, and told as a command.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from typing import Any
 
 from tutti_vllm.testing.campaign import MARK
 
-__all__ = ["Result", "run"]
+__all__ = ["Result", "run", "shrink_failures"]
 
 SCHEDULES_A_CAMPAIGN = 500
+
+SHRUNK = 3
+"""Campaigns whose first failure is made shorter."""
 
 
 @dataclass
@@ -43,6 +48,8 @@ class Result:
         schedules: that have run.
         engines: that were started with the connector.
         problems: one line each, with the command that shows it again.
+        failures: campaign and number of each schedule with a problem.
+        shortest: commands that run no more than what a failure needs, where that was looked for.
         deaths: campaigns that ended before their last schedule.
         faults: how many schedules ran with which mix of faults.
         totals: sums of the connector's counters and of what the schedules did.
@@ -53,6 +60,8 @@ class Result:
     schedules: int = 0
     engines: int = 0
     problems: list[str] = field(default_factory=list)
+    failures: list[tuple[int, int]] = field(default_factory=list)
+    shortest: list[str] = field(default_factory=list)
     deaths: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
@@ -122,6 +131,7 @@ def _run_campaign(
     if last + 1 < count:
         with turn:
             result.deaths += 1
+            result.failures.append((seed, last + 1))
             result.problems.append(
                 f"the engine's process ended with code {code}; {_again(seed, last + 1)}\n{''.join(other)}"
             )
@@ -134,8 +144,11 @@ def _take(report: dict[str, Any], seed: int, result: Result) -> None:
         result.faults[report["faults"]] += 1
         again = _again(seed, report["schedule"])
         result.problems += [f"{problem}; {again}" for problem in report["problems"]]
+        result.failures += [(seed, report["schedule"])] if report["problems"] else []
     elif "engine" in report:
         result.engines += 1
+        result.totals["overlapped_engines"] += bool(report["engine"].get("overlapped"))
+        result.totals["engines_that_fail_requests"] += report["engine"].get("policy") == "fail"
         result.totals.update(report["counters"])
     else:
         result.problems.append(f"{report['death']}, somewhere in campaign {seed}")
@@ -143,6 +156,26 @@ def _take(report: dict[str, Any], seed: int, result: Result) -> None:
 
 def _again(seed: int, schedule: int) -> str:
     return f"again: python -m tutti_vllm.testing.campaign --seed {seed} --schedules {schedule + 1}"
+
+
+def shrink_failures(result: Result, seconds: float) -> None:
+    """Look for the shortest script of each campaign's first failure, some seconds each; tell its command."""
+    first: dict[int, int] = {}
+    for seed, schedule in result.failures:
+        first[seed] = min(schedule, first.get(seed, schedule))
+    for seed, schedule in list(first.items())[:SHRUNK]:
+        print(f"campaign {seed}, schedule {schedule}: looking for less that fails", file=sys.stderr)
+        where = ["--seed", str(seed), "--schedule", str(schedule), "--seconds", str(seconds)]
+        found = subprocess.run(
+            [sys.executable, "-m", "tutti_vllm.testing.shrink", *where],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=False,
+        )
+        if lines := found.stdout.splitlines():
+            result.shortest.append(lines[-1])
+            print(lines[-1], flush=True)
 
 
 def describe(result: Result) -> str:
@@ -207,11 +240,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="by default a random one, which is printed")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--shrink", type=float, default=300.0, metavar="SECONDS", help="time for each failure; 0 leaves it"
+    )
     arguments = parser.parse_args()
     seed = random.randrange(1 << 30) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", file=sys.stderr)
     with _progress(arguments.schedules) as told:
         result = run(arguments.schedules, seed=seed, jobs=arguments.jobs, told=told)
+    if arguments.shrink > 0:
+        shrink_failures(result, arguments.shrink)
     if arguments.json:
         arguments.json.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
     print(describe(result))

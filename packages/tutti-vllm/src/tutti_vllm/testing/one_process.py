@@ -37,11 +37,21 @@ class OneProcessEngine:
         model: folder of the model.
         connector: class, module and settings of the connector as ``kv_transfer_config`` wants them; None for
             vLLM alone.
-        options: further arguments of ``vllm.LLM``.
+        overlapped: whether each step is planned before the one before it has ended, as on GPUs.
+        options: further arguments of ``vllm.EngineArgs``.
     """
 
-    def __init__(self, model: Path, connector: dict[str, Any] | None = None, **options: Any) -> None:
-        from vllm import LLM
+    def __init__(
+        self,
+        model: Path,
+        connector: dict[str, Any] | None = None,
+        *,
+        overlapped: bool = False,
+        **options: Any,
+    ) -> None:
+        from vllm import EngineArgs
+        from vllm.config import KVTransferConfig
+        from vllm.v1.engine.llm_engine import LLMEngine
 
         arguments: dict[str, Any] = {
             "model": str(model),
@@ -53,12 +63,12 @@ class OneProcessEngine:
             "skip_tokenizer_init": True,
         }
         if connector is not None:
-            arguments["kv_transfer_config"] = {
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-            } | connector
-        self.llm = LLM(**(arguments | options))
-        self.engine = self.llm.llm_engine
+            transfer = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"} | connector
+            arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        config = EngineArgs(**(arguments | options)).create_engine_config()
+        # vLLM sees no use for it on a CPU and switches it off, but its engine runs it there.
+        config.scheduler_config.async_scheduling = overlapped
+        self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self.core: Any = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.connector = self.scheduler.connector
@@ -121,7 +131,7 @@ class OneProcessEngine:
     def close(self) -> None:
         """End the engine."""
         self.core.shutdown()
-        del self.llm, self.engine, self.core, self.scheduler, self.connector
+        del self.engine, self.core, self.scheduler, self.connector
         gc.collect()
 
 

@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from tutti_vllm.settings import Settings
 from tutti_vllm.testing.campaign_models import BLOCK_TOKENS
 from tutti_vllm.testing.faults import FAULT_MIXES
 
-__all__ = ["Action", "EngineChoice", "Prompt", "Schedule", "make_choice", "make_prompts", "make_schedule"]
+__all__ = [
+    "Action",
+    "EngineChoice",
+    "Prompt",
+    "Schedule",
+    "Stage",
+    "make_choice",
+    "make_prompts",
+    "make_schedule",
+    "make_stages",
+]
+
+SCHEDULES_AN_ENGINE = 25
 
 MAX_TOKENS = 512
 MAX_ANSWER = 24
@@ -42,6 +54,8 @@ class EngineChoice:
         load_slots: staging slots for loads; 0 for the default.
         store_slots: staging slots for stores; 0 for the default.
         late_copies: longest time in seconds until pages of a store are copied, as on a device; 0 for at once.
+        policy: what vLLM does with a request whose load fails.
+        overlapped: whether a step is planned before the one before it has ended.
     """
 
     options: dict[str, Any]
@@ -50,6 +64,8 @@ class EngineChoice:
     load_slots: int = 0
     store_slots: int = 0
     late_copies: float = 0.0
+    policy: Literal["recompute", "fail"] = "recompute"
+    overlapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,34 @@ class Schedule:
 
     faults: str
     actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One engine's part of a campaign.
+
+    Attributes:
+        number: of the engine in its campaign; each starts on what the one before it stored.
+        choice: how it is started.
+        seed: of the faults that it meets.
+        schedules: what it is put through.
+    """
+
+    number: int
+    choice: EngineChoice
+    seed: int
+    schedules: tuple[Schedule, ...]
+
+
+def make_stages(chance: random.Random, prompts: Sequence[object]) -> Iterator[Stage]:
+    """Yield a campaign's engines without end; ``chance`` has just made the prompts."""
+    number = 0
+    while True:
+        choice = make_choice(chance)
+        seed = chance.randrange(1 << 30)
+        schedules = tuple(make_schedule(chance, prompts) for _ in range(SCHEDULES_AN_ENGINE))
+        yield Stage(number, choice, seed, schedules)
+        number += 1
 
 
 def make_prompts(chance: random.Random, vocabulary: int, chunk_tokens: int) -> list[Prompt]:
@@ -113,7 +157,7 @@ def make_choice(chance: random.Random) -> EngineChoice:
     if "break_even" in known:
         # A refused load proves nothing.
         settings["break_even"] = False
-    return EngineChoice(
+    choice = EngineChoice(
         options={
             "num_gpu_blocks_override": chance.choice([18, 24, 34, 50]),
             "enable_prefix_caching": chance.random() < 0.75,
@@ -126,6 +170,10 @@ def make_choice(chance: random.Random) -> EngineChoice:
         store_slots=chance.choice([0, 8, 32]),
         late_copies=chance.choice([0.0, 0.0, 0.02, 0.2]),
     )
+    # What can be chosen since later has a row of its own: a seed still means the schedules that it meant.
+    more = random.Random(repr(choice))
+    policy: Literal["recompute", "fail"] = "fail" if more.random() < 0.25 else "recompute"
+    return replace(choice, policy=policy, overlapped=more.random() < 0.4)
 
 
 def make_schedule(chance: random.Random, prompts: Sequence[object]) -> Schedule:
