@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +49,7 @@ class DeferredCopies:
         self._mover = mover
         self._counters = counters
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._by_block: dict[int, list[tuple[DeferredShare, int]]] = {}
 
     def add(self, job: StoreJob, share: Share) -> DeferredShare:
@@ -95,6 +95,7 @@ class DeferredCopies:
             for position in positions:
                 deferred.running.pop(position, None)
                 self._forget(deferred, position)
+            self._ended.notify_all()
 
     def give_up(self, deferred: DeferredShare) -> list[int]:
         """Leave out what has not been started; return which chunks."""
@@ -114,12 +115,10 @@ class DeferredCopies:
     def revoke_all(self) -> None:
         """Take everything back, and wait for what is being copied."""
         with self._lock:
-            copies = self._revoke(list(self._by_block))
-        for copy in copies:
-            with contextlib.suppress(Exception):  # told to whom it concerns
-                copy.wait()
+            self._revoke(list(self._by_block))
+            self._ended.wait_for(lambda: not self._by_block)
 
-    def _revoke(self, blocks: Sequence[int]) -> list[PageCopy]:
+    def _revoke(self, blocks: Sequence[int]) -> None:
         copies: dict[int, PageCopy] = {}
         revoked = 0
         for block in blocks:
@@ -137,7 +136,6 @@ class DeferredCopies:
             self._mover.hold(copies.values())
         if revoked:
             self._counters.add("store_revoked_chunks", revoked)
-        return list(copies.values())
 
     def _forget(self, deferred: DeferredShare, position: int) -> None:
         for block in deferred.blocks(position):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads on their way: one thread starts reads as far ahead as there are slots, another copies pages."""
+"""Loads on their way: one thread starts reads as far ahead as there are slots, another copies pages.
+
+Where a device copies, a third one waits for it: the next copy is asked for before the last one is done.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from tutti_engine.columns import unpack_words
 from tutti_engine.lane import Lane
+from tutti_engine.mover import SlotCopy
 from tutti_engine.pipeline import Pipeline, Shared
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.shares import Share
@@ -25,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _WAVES = 4
 """Waves that share the bank: while one is copied the others keep the drives busy."""
+
+_DEVICE_WAVES = 6
+"""The same where a device copies: two are on its queue."""
 
 
 class _Part:
@@ -79,6 +86,7 @@ class LoadPipeline(Pipeline):
         self._open = 0
         self._reader = Lane("tutti-read")
         self._copier = Lane("tutti-load")
+        self._judge: Lane | None = None if self._background is None else Lane("tutti-loaded")
 
     @property
     def queued(self) -> int:
@@ -106,6 +114,8 @@ class LoadPipeline(Pipeline):
         """End after what is queued; wait for that until ``time.monotonic()`` reaches ``deadline``."""
         self._reader.stop(deadline)
         self._copier.stop(deadline)
+        if self._judge is not None:
+            self._judge.stop(deadline)
 
     # The reading thread.
 
@@ -160,7 +170,8 @@ class LoadPipeline(Pipeline):
     def _start_wave(self, part: _Part, todo: list[int], slot: int) -> Wave:
         """Start to read the first of ``todo``, and take them off."""
         width = len(part.layers)
-        shares = self._lookahead + 1 if part.ahead else _WAVES
+        waves = _WAVES if self._background is None else _DEVICE_WAVES
+        shares = self._lookahead + 1 if part.ahead else waves
         most = min(len(todo), max(1, self._bank.count // (shares * width)))
         slots = [slot, *self._bank.acquire_free(width, most - 1)]
         wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers, part.group)
@@ -182,18 +193,23 @@ class LoadPipeline(Pipeline):
     # The copying thread.
 
     def _copy(self, part: _Part, wave: Wave) -> None:
-        try:
-            self._take(part, wave)
-        except Exception as error:
-            logger.warning("Tutti: a load ended early: %s", error)
-            part.job.fail(wave.positions, errno.EIO)
-        finally:
-            if not self._keeper.dismiss(wave):
-                self._counters.add("overdue_waves")
-            self._let_go(part)
-
-    def _take(self, part: _Part, wave: Wave) -> None:
         job = part.job
+        copying = False
+        try:
+            chosen = self._take(job, wave)
+            if chosen is not None and job.enter_pages():
+                try:
+                    copying = self._scatter(part, wave, chosen)
+                finally:
+                    if not copying:
+                        job.leave_pages()
+        except Exception as error:
+            self._fail(job, wave, error)
+        if not copying:
+            self._dismiss(part, wave)
+
+    def _take(self, job: LoadJob, wave: Wave) -> Chosen | None:
+        """Wait for a wave's reads; return what is to be copied."""
         behind = wave.started <= self._hung_at
         deadline = 0.0 if behind else wave.started + self._io_timeout
         errors = wave.finish(self._backend.read_segments, self._wait_for_room, deadline)
@@ -203,22 +219,37 @@ class LoadPipeline(Pipeline):
             else:
                 self._note_hang()
                 job.fail(wave.positions, errno.ETIMEDOUT)
-            return
+            return None
         job.fail_each(errors)
         chosen = wave.choose(errors)
-        if not chosen.positions:
-            return
-        with job.pages() as mine:
-            if mine:
-                job.bytes_read += len(chosen.slots) * self._segment_bytes
-                self._scatter(job, wave.layers, chosen)
+        return chosen if chosen.positions else None
 
-    def _scatter(self, job: LoadJob, layers: Sequence[int], chosen: Chosen) -> None:
+    def _scatter(self, part: _Part, wave: Wave, chosen: Chosen) -> bool:
+        """Copy slots to pages; return whether that goes on after this call."""
+        job, layers = part.job, wave.layers
+        job.bytes_read += len(chosen.slots) * self._segment_bytes
         sums = self._expected(job, layers, chosen.positions) if self._verification.next() else None
-        if self._background is None:
-            matched = self._mover.scatter(layers, chosen.slots, chosen.block_ids, sums)
-        else:
-            matched = self._background.scatter_after(job.mark, layers, chosen.slots, chosen.block_ids, sums)
+        if self._background is None or self._judge is None:
+            self._check(job, chosen, self._mover.scatter(layers, chosen.slots, chosen.block_ids, sums))
+            return False
+        copy = self._background.start_scatter(job.mark, layers, chosen.slots, chosen.block_ids, sums)
+        self._judge.put(lambda: self._await(part, wave, chosen, copy))
+        return True
+
+    # The judging thread.
+
+    def _await(self, part: _Part, wave: Wave, chosen: Chosen, copy: SlotCopy) -> None:
+        try:
+            self._check(part.job, chosen, copy.wait())
+        except Exception as error:
+            self._fail(part.job, wave, error)
+        finally:
+            part.job.leave_pages()
+            self._dismiss(part, wave)
+
+    # Both.
+
+    def _check(self, job: LoadJob, chosen: Chosen, matched: Sequence[bool]) -> None:
         if len(matched) != len(chosen.slots):
             raise RuntimeError(f"the mover judged {len(matched)} segments of {len(chosen.slots)}")
         if not all(matched):
@@ -226,6 +257,15 @@ class LoadPipeline(Pipeline):
             bad = {chosen.positions[number % count] for number, ok in enumerate(matched) if not ok}
             self._counters.add("corrupt_chunks", len(bad))
             job.distrust(bad)
+
+    def _fail(self, job: LoadJob, wave: Wave, error: Exception) -> None:
+        logger.warning("Tutti: a load ended early: %s", error)
+        job.fail(wave.positions, errno.EIO)
+
+    def _dismiss(self, part: _Part, wave: Wave) -> None:
+        if not self._keeper.dismiss(wave):
+            self._counters.add("overdue_waves")
+        self._let_go(part)
 
     def _expected(self, job: LoadJob, layers: Sequence[int], positions: Sequence[int]) -> array[int]:
         width = self._num_layers
@@ -235,7 +275,7 @@ class LoadPipeline(Pipeline):
             expected.extend(words[layer::width])
         return expected
 
-    # Both.
+    # All.
 
     def _note_hang(self) -> None:
         self._counters.add("read_hangs")

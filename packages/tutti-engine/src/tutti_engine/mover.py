@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tutti_engine.backend import StagingWindow
 
-__all__ = ["BackgroundMover", "Mover", "PageCopy"]
+__all__ = ["BackgroundMover", "Mover", "PageCopy", "SlotCopy"]
 
 
 @runtime_checkable
@@ -66,6 +66,16 @@ class PageCopy(Protocol):
         """
 
 
+class SlotCopy(Protocol):
+    """Slots on their way to pages."""
+
+    def wait(self) -> Sequence[bool]:
+        """Wait for the end; return which segments matched as ``Mover.scatter`` does.
+
+        Raises whatever kept the slots from being copied.
+        """
+
+
 @runtime_checkable
 class BackgroundMover(Mover, Protocol):
     """A mover for pages on a device, where the server's own work is queued and copies run beside it.
@@ -77,15 +87,15 @@ class BackgroundMover(Mover, Protocol):
     def mark(self) -> Any:
         """Return the present end of the server's queue of work."""
 
-    def scatter_after(
+    def start_scatter(
         self,
         mark: Any,
         layers: Sequence[int],
         slots: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         checksums: Sequence[int] | None,
-    ) -> Sequence[bool]:
-        """As ``Mover.scatter``, but not before the device's work up to ``mark`` is done.
+    ) -> SlotCopy:
+        """Start what ``Mover.scatter`` does, behind the device's work up to ``mark``; do not wait for it.
 
         Pages of a segment that did not match may have been written.
         """

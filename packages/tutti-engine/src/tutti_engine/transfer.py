@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tutti_engine.columns import pack_words
@@ -88,7 +87,9 @@ class LoadJob(_Job):
         self._busy_until = float("-inf")
         self._untried: set[int] = set()
         self._corrupt: set[int] = set()
-        self._pages = threading.Lock()
+        # Copies that are writing to the pages.
+        self._pages = threading.Condition()
+        self._copies = 0
         self._given_up = False
 
     def give_up(self) -> None:
@@ -99,13 +100,20 @@ class LoadJob(_Job):
         """
         with self._pages:
             self._given_up = True
+            self._pages.wait_for(lambda: not self._copies)
         self.skip(range(len(self.plan.transfers)), errno.ECANCELED)
 
-    @contextlib.contextmanager
-    def pages(self) -> Iterator[bool]:
-        """Hold the right to write to the pages; False once the load was given up."""
+    def enter_pages(self) -> bool:
+        """Take the right to write to the pages; False once the load was given up, then nothing was taken."""
         with self._pages:
-            yield not self._given_up
+            self._copies += not self._given_up
+            return not self._given_up
+
+    def leave_pages(self) -> None:
+        """Give back what ``enter_pages`` took."""
+        with self._pages:
+            self._copies -= 1
+            self._pages.notify_all()
 
     def skip(self, positions: Iterable[int], code: int) -> None:
         """Note that chunks were not read to their end, for which they are not to blame."""

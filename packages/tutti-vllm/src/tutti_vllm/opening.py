@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 MakeEngine: TypeAlias = Callable[[Geometry, StoreLayout, int], TuttiEngine]
 """Makes an engine from a chunk's shape, the store's layout and the rank."""
 
-DEVICE_SETTINGS = ExecutionSettings(load_bank_bytes=512 << 20, store_bank_bytes=512 << 20)
+DEVICE_SETTINGS = ExecutionSettings(load_bank_bytes=384 << 20, store_bank_bytes=512 << 20)
 """Staging for a GPU: its link takes a batch in milliseconds, so that more must be on the way at a time."""
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ import tutti_kv_kernels as kernels
 from tutti_engine.backend import StagingWindow
 from tutti_engine.errors import DeviceError
 from tutti_engine.movers.columns import column, matrix
+from tutti_engine.movers.pinned import PinnedPool, PinnedRoom
+from tutti_kv_kernels.costs import decide
 
 __all__ = ["DeviceMover"]
 
@@ -24,8 +28,7 @@ NUM_SMS = 4
 class DeviceMover:
     """Moves pages of the layers of a ``PagedCache`` on one device, through a window that it pins.
 
-    Loads and stores have streams of their own, of high priority: what they do is short, and others wait for
-    it.
+    Loads and stores have streams of their own, of high priority: what they do is short.
     """
 
     checksum_name = kernels.CHECKSUM_NAME
@@ -49,19 +52,9 @@ class DeviceMover:
             )
         self._pinned = window.address
         memory = torch.frombuffer(window.memory, dtype=torch.uint8)
-        # Now, instead of in the first load.
-        kernels.measure_costs(self._device.index, True)
-        self._loads, self._stores = (self._side(memory, window) for _ in range(2))
-
-    def _side(self, memory: torch.Tensor, window: StagingWindow) -> _Side:
-        transfer = kernels.DeviceTransfer(
-            self._cache,
-            memory,
-            window.slot_bytes,
-            max_segments=window.num_slots,
-            num_sms=self._num_sms,
+        self._loads, self._stores = (
+            _Side(self._cache, memory, window, self._num_sms, gather=gather) for gather in (False, True)
         )
-        return _Side(transfer, torch.cuda.Stream(self._device, priority=-1))
 
     def unbind(self) -> None:
         """Unpin the window."""
@@ -96,7 +89,7 @@ class DeviceMover:
         checksums: Sequence[int] | None,
     ) -> Sequence[bool]:
         """Verify slots and copy them to pages; see ``Mover``."""
-        return self.scatter_after(self.mark(), layers, slots, block_ids, checksums)
+        return self.start_scatter(self.mark(), layers, slots, block_ids, checksums).wait()
 
     def start_gather(
         self,
@@ -107,71 +100,142 @@ class DeviceMover:
     ) -> _Gather:
         """Start to copy pages to slots; see ``BackgroundMover``."""
         side = self._stores
-        sums = torch.empty(len(slots), dtype=torch.int64, pin_memory=True)
-        status = torch.empty(len(slots), dtype=torch.int32, pin_memory=True)
-        with torch.cuda.stream(side.stream):
-            side.stream.wait_event(mark)
+        with side.behind(mark):
+            job = side.describe(layers, block_ids, slots)
             side.transfer.gather(
-                matrix(block_ids),
-                column(slots),
-                layers=_layer_column(layers, len(block_ids)),
-                checksums=sums,
-                status=status,
+                job.blocks,
+                job.slots,
+                layers=job.layers,
+                checksums=job.sums,
+                status=job.status,
+                mover=side.mover,
             )
-            return _Gather(side.stream.record_event(torch.cuda.Event(blocking=True)), sums, status)
+            return _Gather(side, job)
 
-    def scatter_after(
+    def start_scatter(
         self,
         mark: torch.cuda.Event,
         layers: Sequence[int],
         slots: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         checksums: Sequence[int] | None,
-    ) -> Sequence[bool]:
-        """Copy slots to pages and verify them on the way; see ``BackgroundMover``."""
+    ) -> _Scatter:
+        """Start to copy slots to pages and to verify them on the way; see ``BackgroundMover``."""
         side = self._loads
-        status = torch.empty(len(slots), dtype=torch.int32, pin_memory=True)
-        with torch.cuda.stream(side.stream):
-            side.stream.wait_event(mark)
+        with side.behind(mark):
+            job = side.describe(layers, block_ids, slots)
+            if checksums is not None:
+                job.sums.copy_(column(checksums))
             side.transfer.scatter(
-                matrix(block_ids),
-                column(slots),
-                layers=_layer_column(layers, len(block_ids)),
-                checksums=None
-                if checksums is None
-                else column(checksums).to(self._device, non_blocking=True),
-                status=status,
+                job.blocks,
+                job.slots,
+                layers=job.layers,
+                checksums=None if checksums is None else job.sums,
+                status=job.status,
                 verify=kernels.Verify.NONE if checksums is None else kernels.Verify.FUSED,
+                mover=side.mover,
             )
-            done = side.stream.record_event(torch.cuda.Event(blocking=True))
-        done.synchronize()
-        return (status == int(kernels.ScatterStatus.OK)).tolist()  # type: ignore[no-any-return]
+            return _Scatter(side, job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a transfer is about, and the pinned memory that holds it."""
+
+    room: PinnedRoom
+    blocks: torch.Tensor
+    slots: torch.Tensor
+    layers: torch.Tensor
+    sums: torch.Tensor
+    status: torch.Tensor
 
 
 class _Side:
-    """What loads or stores use."""
+    """What loads or stores use: a prepared transfer, and a stream of high priority."""
 
-    def __init__(self, transfer: kernels.DeviceTransfer, stream: torch.cuda.Stream) -> None:
-        self.transfer = transfer
-        self.stream = stream
+    def __init__(
+        self,
+        cache: kernels.PagedCache,
+        memory: torch.Tensor,
+        window: StagingWindow,
+        num_sms: int,
+        *,
+        gather: bool,
+    ) -> None:
+        device = cache.storages[0].device
+        self.transfer = kernels.DeviceTransfer(
+            cache, memory, window.slot_bytes, max_segments=window.num_slots, num_sms=num_sms
+        )
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.rooms = PinnedPool()
+        # Chosen here, once, for runs of the server's pages: a kernel wants its ids in pinned memory, the copy
+        # engines want them in pageable memory.
+        run = max(map(cache.block_bytes, range(len(cache.layers))))
+        costs = kernels.measure_costs(device.index, True)
+        self.mover = decide(costs, gather=gather, nbytes=64 * run, runs=64).mover
+
+    @contextlib.contextmanager
+    def behind(self, mark: torch.cuda.Event) -> Iterator[None]:
+        """Work on this side's stream, behind the work up to ``mark``."""
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(mark)
+            yield
+
+    def describe(
+        self, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
+    ) -> _Job:
+        """Write blocks, slots and layers down where the mover reads them."""
+        columns = (
+            matrix(block_ids),
+            column(slots),
+            torch.tensor(layers, dtype=torch.int64).repeat_interleave(len(block_ids)),
+        )
+        count = len(slots)
+        room = self.rooms.get(8 * sum(each.numel() for each in columns) + 12 * count + 80)
+        sums, status = room.take(torch.int64, count), room.take(torch.int32, count)
+        if self.mover is kernels.Mover.KERNEL:
+            columns = tuple(
+                room.take(torch.int64, each.numel()).view(each.shape).copy_(each) for each in columns
+            )
+        return _Job(room, *columns, sums, status)
+
+    def end(self) -> torch.cuda.Event:
+        """Return an event at the stream's end, for threads that sleep until then."""
+        return self.stream.record_event(torch.cuda.Event(blocking=True))
 
 
-class _Gather:
-    """A gather under way."""
+class _Copy:
+    """A transfer under way."""
 
-    def __init__(self, done: torch.cuda.Event, sums: torch.Tensor, status: torch.Tensor) -> None:
-        self.done = done
-        self._sums = sums
-        self._status = status
+    def __init__(self, side: _Side, job: _Job) -> None:
+        self.done = side.end()
+        self._rooms = side.rooms
+        self._job = job
+
+    def _finish(self) -> list[int]:
+        """Wait for it; return the segments' statuses."""
+        self.done.synchronize()
+        return self._job.status.tolist()  # type: ignore[no-any-return]
+
+
+class _Gather(_Copy):
+    """Pages on their way to slots."""
 
     def wait(self) -> Sequence[int]:
         """Wait for it and return the checksums. Raises ValueError for a block out of range."""
-        self.done.synchronize()
-        wrong = int((self._status != int(kernels.ScatterStatus.OK)).sum())
+        wrong = sum(map(bool, self._finish()))
+        sums = array("Q", ctypes.string_at(self._job.sums.data_ptr(), 8 * len(self._job.sums)))
+        self._rooms.put(self._job.room)
         if wrong:
-            raise ValueError(f"{wrong} of {len(self._status)} segments have a block out of range")
-        return array("Q", ctypes.string_at(self._sums.data_ptr(), 8 * len(self._sums)))
+            raise ValueError(f"{wrong} of {len(sums)} segments have a block out of range")
+        return sums
 
 
-def _layer_column(layers: Sequence[int], rows: int) -> torch.Tensor:
-    return torch.tensor(layers, dtype=torch.int64).repeat_interleave(rows)
+class _Scatter(_Copy):
+    """Slots on their way to pages."""
+
+    def wait(self) -> Sequence[bool]:
+        """Wait for it and return which segments matched."""
+        found = self._finish()
+        self._rooms.put(self._job.room)
+        return [True] * len(found) if not any(found) else [status == 0 for status in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tutti_engine.backend import StagingWindow
 from tutti_engine.geometry import Geometry
@@ -16,6 +16,7 @@ from tutti_engine.movers.plain import PlainMover
 __all__ = ["DeferringMover", "SimulatedDeviceMover", "Stream"]
 
 Work = Callable[[], None]
+Word = TypeVar("Word")
 
 
 class Stream:
@@ -53,25 +54,25 @@ class Stream:
         self.record().wait()
 
 
-class _Copy:
+class _Copy(Generic[Word]):
     def __init__(self) -> None:
-        self.sums: Sequence[int] = ()
+        self.words: Sequence[Word] = ()
         self.error: Exception | None = None
         self.done = threading.Event()
 
-    def run(self, gather: Callable[[], Sequence[int]]) -> None:
+    def run(self, work: Callable[[], Sequence[Word]]) -> None:
         try:
-            self.sums = gather()
+            self.words = work()
         except Exception as error:
             self.error = error
         finally:
             self.done.set()
 
-    def wait(self) -> Sequence[int]:
+    def wait(self) -> Sequence[Word]:
         self.done.wait()
         if self.error is not None:
             raise self.error
-        return self.sums
+        return self.words
 
 
 class SimulatedDeviceMover(PlainMover):
@@ -97,20 +98,19 @@ class SimulatedDeviceMover(PlainMover):
         """See ``BackgroundMover``."""
         self.bound = False
 
-    def scatter_after(
+    def start_scatter(
         self,
         mark: threading.Event,
         layers: Sequence[int],
         slots: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         checksums: Sequence[int] | None,
-    ) -> Sequence[bool]:
+    ) -> _Copy[bool]:
         """See ``BackgroundMover``."""
-        matched: list[Sequence[bool]] = []
+        copy = _Copy[bool]()
         self._loads.wait_for(mark)
-        self._loads.put(lambda: matched.append(self.scatter(layers, slots, block_ids, checksums)))
-        self._loads.synchronize()
-        return matched[0]
+        self._loads.put(lambda: copy.run(lambda: self.scatter(layers, slots, block_ids, checksums)))
+        return copy
 
     def start_gather(
         self,
@@ -118,9 +118,9 @@ class SimulatedDeviceMover(PlainMover):
         layers: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         slots: Sequence[int],
-    ) -> _Copy:
+    ) -> _Copy[int]:
         """See ``BackgroundMover``."""
-        copy = _Copy()
+        copy = _Copy[int]()
         self._stores.wait_for(mark)
         self._stores.put(lambda: copy.run(lambda: self.gather(layers, block_ids, slots)))
         return copy
@@ -169,21 +169,23 @@ class DeferringMover:
     def unbind(self) -> None:
         """See ``BackgroundMover``."""
 
-    def scatter_after(
+    def start_scatter(
         self,
         mark: None,
         layers: Sequence[int],
         slots: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         checksums: Sequence[int] | None,
-    ) -> Sequence[bool]:
+    ) -> _Copy[bool]:
         """See ``BackgroundMover``."""
-        return self._inner.scatter(layers, slots, block_ids, checksums)
+        copy = _Copy[bool]()
+        copy.run(lambda: self._inner.scatter(layers, slots, block_ids, checksums))
+        return copy
 
     def start_gather(
         self, mark: None, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
-    ) -> _Copy:
+    ) -> _Copy[int]:
         """See ``BackgroundMover``."""
-        copy = _Copy()
+        copy = _Copy[int]()
         self._stores.put(lambda: copy.run(lambda: self._inner.gather(layers, block_ids, slots)))
         return copy

@@ -148,6 +148,7 @@ def test_a_copy_under_way_holds_the_next_writer_up(serve, gate):
     server.store([(0, [0, 1], 3)])
     assert held.wait(SECONDS)
     server.step([0, 1], 4)  # returns although the copy is under way
+    assert not server.mover.server.record().wait(0.1)  # the device does not go on
     gate.set()
     assert server.results()[0].checksums[0] is not None
     server.check_stored(0)
@@ -183,6 +184,44 @@ def test_pages_can_be_left_at_once(serve, gate):
     (result,) = server.results()
     if result.checksums[0] is not None:
         server.check_stored(0)
+    server.close()
+
+
+def test_pages_are_left_although_there_is_no_room_to_copy_them(serve):
+    server = serve(runs=2)
+    server.backend.hold = True
+    chunks = [(chunk, [2 * chunk, 2 * chunk + 1], chunk) for chunk in range(6)]
+    for _, blocks, value in chunks:
+        server.step(blocks, value)
+    server.store(chunks)
+    for _ in range(2):
+        server.backend.arrived.acquire()
+    server.executor.leave_pages()  # the bank is full and stays so
+    for handle in server.backend.held:
+        handle.finish()
+    (result,) = server.results()
+    assert [sums is None for sums in result.checksums] == [False, False, True, True, True, True]
+    server.close()
+
+
+def test_a_load_that_is_given_up_is_waited_for_by_its_copy_only(serve, gate):
+    server = serve()
+    server.step([0, 1], 3)
+    server.store([(0, [0, 1], 3)])
+    server.sums[0] = server.results()[0].checksums[0]
+    server.mover.server.put(gate.wait)
+    transfer = server.load(0, [4, 5])
+    plan = LoadPlan(server.plans, (ChunkTransfer(b"k", 0, ((4, 5),), (server.sums[0],)),))
+    giving_up = threading.Thread(target=server.executor.give_up, args=(plan,))
+    while not server.executor.window.loads.busy:
+        time.sleep(0.001)
+    server.executor.give_up(LoadPlan(99, plan.transfers))  # unknown: nothing to wait for
+    giving_up.start()
+    gate.set()
+    giving_up.join(SECONDS)
+    assert not giving_up.is_alive() and transfer.wait(time.monotonic() + SECONDS)
+    again = server.load(0, [6, 7])
+    assert again.wait(time.monotonic() + SECONDS) and again.ok
     server.close()
 
 
