@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -67,11 +68,17 @@ Arguments check_arguments(const std::vector<Tensor>& tensors, const Tensor& plan
 void gather(const std::vector<Tensor>& storages, const Tensor& planes, const std::optional<Tensor>& layers,
             const Tensor& block_ids, std::int64_t repeats, const std::optional<Tensor>& token_ranges,
             bool missing_blocks, const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
-            const Tensor& checksums, std::int64_t workers) {
+            const Tensor& checksums, const std::optional<Tensor>& status, std::int64_t workers) {
   const Arguments arguments =
       check_arguments(storages, planes, layers, block_ids, repeats, token_ranges, window, slots, slot_bytes,
                       workers, Direction::kGather, missing_blocks);
   require_per_segment(checksums, ScalarType::Long, "checksums", arguments.segments());
+  if (status) {
+    // Whatever could be reported has been refused.
+    require_per_segment(*status, ScalarType::Int, "status", arguments.segments());
+    std::fill_n(static_cast<std::int32_t*>(status->data_ptr()), arguments.segments(),
+                static_cast<std::int32_t>(Status::kOk));
+  }
   gather_cpu(arguments.plan, arguments.storages, arguments.window,
              static_cast<std::int64_t*>(checksums.data_ptr()), workers);
 }
@@ -123,7 +130,7 @@ STABLE_TORCH_LIBRARY(tutti_kv_kernels, m) {
   m.def(
       "gather(Tensor[] storages, Tensor planes, Tensor? layers, Tensor block_ids, int repeats, "
       "Tensor? token_ranges, bool missing_blocks, Tensor(a!) window, Tensor slots, int slot_bytes, "
-      "Tensor(b!) checksums, int workers) -> ()");
+      "Tensor(b!) checksums, Tensor(c!)? status, int workers) -> ()");
   m.def(
       "scatter(Tensor window, Tensor slots, int slot_bytes, Tensor(a!)[] storages, Tensor planes, "
       "Tensor? layers, Tensor block_ids, int repeats, Tensor? token_ranges, Tensor checksums, "

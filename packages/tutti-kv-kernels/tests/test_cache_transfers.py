@@ -189,3 +189,14 @@ def test_scatter_writes_the_moved_tokens_of_good_segments_only(name: str, data: 
         if outcome == 0:
             copy_moved(expected, source, move, segment)
     assert target.memory() == expected.memory()
+
+
+def test_a_gather_s_status_is_ok_where_ids_were_checked_before() -> None:
+    pages = torch.arange(8 * 64).to(torch.uint8)
+    cache = tk.PagedCache([pages], [[tk.Plane(0, 0, 64, 8, 64)]])
+    window, ids = torch.zeros(512, dtype=torch.uint8), torch.tensor([[1, 2], [3, 4]])
+    status = torch.full((2,), 9, dtype=torch.int32)
+    cache.gather(ids, window, torch.tensor([1, 0]), 128, status=status)
+    assert status.tolist() == [tk.ScatterStatus.OK] * 2
+    with pytest.raises(ValueError, match="status must have one entry for each of the 2 slots"):
+        cache.gather(ids, window, torch.tensor([1, 0]), 128, status=status[:1])

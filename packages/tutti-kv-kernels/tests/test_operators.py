@@ -24,13 +24,14 @@ def storages() -> list[torch.Tensor]:
 def gather_arguments() -> tuple[Any, ...]:
     window = torch.zeros(4 * 128, dtype=torch.uint8)
     ids, slots, layers = torch.tensor([[1, 5], [0, 7]]), torch.tensor([3, 0]), torch.tensor([1, 0])
-    return (storages(), PLANES, layers, ids, 1, None, False, window, slots, 128, torch.zeros(2).long(), 1)
+    memory = (storages(), PLANES, layers, ids, 1, None, False, window, slots, 128)
+    return (*memory, torch.zeros(2).long(), torch.zeros(2, dtype=torch.int32), 1)
 
 
 def scatter_arguments() -> tuple[Any, ...]:
     gather = gather_arguments()
     OPS.gather(*gather)
-    pages, planes, layers, ids, repeats, _, _, window, slots, slot_bytes, checksums, workers = gather
+    pages, planes, layers, ids, repeats, _, _, window, slots, slot_bytes, checksums, _, workers = gather
     status, read = torch.full((2,), -1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     memory = (pages, planes, layers, ids, repeats, None)
     return (window, slots, slot_bytes, *memory, checksums, read, status, workers)
@@ -50,6 +51,10 @@ def with_tokens(arguments: tuple[Any, ...], place: int) -> tuple[Any, ...]:
 
 CALLS = {
     "gather": (OPS.gather.default, gather_arguments),
+    "gather without status": (
+        OPS.gather.default,
+        lambda: (*gather_arguments()[:11], None, *gather_arguments()[12:]),
+    ),
     "gather of tokens": (OPS.gather.default, lambda: with_tokens(gather_arguments(), 1)),
     "scatter": (OPS.scatter.default, scatter_arguments),
     "scatter without read status": (
@@ -79,7 +84,7 @@ def test_only_results_are_marked_as_written() -> None:
         )
     }
     assert written == {
-        "tutti_kv_kernels::gather": ["window", "checksums"],
+        "tutti_kv_kernels::gather": ["window", "checksums", "status"],
         "tutti_kv_kernels::scatter": ["storages", "status"],
         "tutti_kv_kernels::checksum": ["result"],
     }

@@ -56,7 +56,7 @@ void require_repeats(const Tensor& block_ids, const Tensor& slots, std::int64_t 
 void gather(const std::vector<Tensor>& storages, const Tensor& planes, const OptionalTensor& layers,
             const Tensor& block_ids, std::int64_t repeats, const OptionalTensor& token_ranges,
             bool missing_blocks, const Tensor& window, const Tensor& slots, std::int64_t slot_bytes,
-            const Tensor& checksums, std::int64_t /*workers*/) {
+            const Tensor& checksums, const OptionalTensor& status, std::int64_t /*workers*/) {
   const DeviceScope scope(require_one_device(storages));
   const DeviceGeometry geometry =
       prepare_geometry(storages, planes, window, slot_bytes, token_ranges.has_value());
@@ -71,7 +71,7 @@ void gather(const std::vector<Tensor>& storages, const Tensor& planes, const Opt
                                                      .token_ranges = token_ranges,
                                                      .read_status = std::nullopt,
                                                      .checksums = checksums,
-                                                     .status = std::nullopt,
+                                                     .status = status,
                                                      .workspace = workspace});
   launch.missing_blocks = missing_blocks ? 1 : 0;
   const OptionalTensor resident = make_resident(storages.front(), geometry);

@@ -207,6 +207,7 @@ class PagedCache:
         token_ranges: torch.Tensor | None = None,
         missing_blocks: bool = False,
         checksums: torch.Tensor | None = None,
+        status: torch.Tensor | None = None,
         num_threads: int = 1,
     ) -> torch.Tensor:
         """Pack each segment into its slot, fill the slot's rest with zeros and return the checksums.
@@ -222,6 +223,9 @@ class PagedCache:
             missing_blocks: allow -1 in ``block_ids``, packed as zeros. Where ids count tokens, every negative
                 id is meant.
             checksums: int64, of the shape of ``slots``, to be filled; made when left out.
+            status: int32, of the shape of ``slots``, to be filled with `ScatterStatus` ``OK``, or
+                ``OUT_OF_RANGE`` for a segment with an id, slot or layer on a device that names nothing there.
+                Valid when the transfer is: on a device, after an event on its stream.
             num_threads: threads to use, at most one a segment.
 
         Returns:
@@ -231,7 +235,7 @@ class PagedCache:
             ValueError: for any argument that breaks a rule above, and for a window that overlaps the cache.
                 Nothing has been written then. Values of ids, slots and layers on a device raise nothing: a
                 block that is out of range is packed as zeros, a slot that is out of range is left out, and
-                its checksum is not written. `DeviceTransfer.gather` reports both in a status.
+                its checksum is not written. ``status`` tells both.
         """
         if checksums is None:
             checksums = torch.empty(slots.shape, dtype=torch.int64, device=slots.device)
@@ -249,6 +253,7 @@ class PagedCache:
             flat,
             slot_bytes,
             checksums.view(-1),
+            None if status is None else status.view(-1),
             num_threads,
         )
         return checksums

@@ -33,7 +33,10 @@ __all__ = [
 
 
 class ScatterStatus(IntEnum):
-    """What became of a segment in a scatter. Only ``OK`` segments were written."""
+    """What became of a segment. Only ``OK`` segments were written by a scatter.
+
+    A gather knows ``OK`` and ``OUT_OF_RANGE``: what it packed for such a segment is not the server's.
+    """
 
     OK = 0
     MISMATCH = 1
@@ -171,6 +174,7 @@ def gather_into(
         slots,
         slot_bytes,
         checksums,
+        None,
         num_threads,
     )
 
