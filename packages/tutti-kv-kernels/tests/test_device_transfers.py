@@ -169,6 +169,34 @@ def test_a_fused_scatter_reports_what_it_has_written() -> None:
     assert packed(cache, ids)[good].equal(before[good])
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_gather_says_which_segments_had_an_id_that_names_nothing(layers: int) -> None:
+    """One layer's launch takes its table along, three layers' is on the device."""
+    cache, window, ids, slots = simple_case()
+    ids[2, 1], ids[5, 0], ids[7, 1], slots[9] = 64, -1, 2**62, 32
+    of = {"layers": 0} if layers == 1 else {"layers": torch.full_like(slots, 2)}
+    if layers == 3:
+        of["layers"][10] = 3
+    sums = torch.full((12,), 77, dtype=torch.int64, device="cuda")
+    status = torch.full((12,), 9, dtype=torch.int32, device="cuda")
+    cache.gather(ids, window, slots, 32768, checksums=sums, status=status, **of)
+    bad = {2, 5, 7, 9} | ({10} if layers == 3 else set())
+    assert status.tolist() == [3 * (i in bad) for i in range(12)]
+    rows = window.view(32, 2, 16384)
+    for i, row in enumerate(ids.tolist()):
+        if i in (9, 10) and i in bad:
+            assert sums[i] == 77
+            continue
+        for part, block in enumerate(row):
+            found = rows[slots[i], part]
+            if 0 <= block < 64:
+                assert found.equal(cache.storages[0].view(3, 64, 16384)[layers - 1, block]), (i, part)
+            else:
+                assert not found.any(), (i, part)
+    cache.gather(ids, window, slots, 32768, missing_blocks=True, status=status, **of)
+    assert status.tolist() == [3 * (i in bad - {5}) for i in range(12)]
+
+
 def test_a_transfer_runs_in_a_captured_graph_with_the_ids_of_each_replay() -> None:
     cache, window, ids, slots = simple_case()
     transfer = DeviceTransfer(cache, window, 32768)
@@ -227,10 +255,13 @@ def test_addresses_beyond_2_to_the_31_are_reached() -> None:
     cache = tk.PagedCache([pages], [[tk.Plane(0, 0, page, 5120, page)]])
     window = torch.zeros(4 * page, dtype=torch.uint8, device="cuda")
     slots = torch.tensor([1, 0], device="cuda")
-    sums = cache.gather(ids, window, slots, 2 * page, layers=0)
-    assert window.view(2, -1)[slots].equal(blocks[ids].flatten(1))
     expected = [tk.checksum(blocks[row].flatten().cpu()) for row in ids]
-    assert [value % 2**64 for value in sums.tolist()] == expected
+    sums = torch.zeros(2, dtype=torch.int64, device="cuda")
+    for num_sms in (0, 2):  # the kernel for pages, and the one for everything
+        transfer = DeviceTransfer(cache, window.zero_(), 2 * page, num_sms=num_sms)
+        transfer.gather(ids, slots, checksums=sums.zero_())
+        assert window.view(2, -1)[slots].equal(blocks[ids].flatten(1))
+        assert [value % 2**64 for value in sums.tolist()] == expected
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
@@ -254,7 +285,10 @@ def test_operators_keep_torch_s_rules_on_the_device(operator: str) -> None:
     if operator == "gather":
         torch.library.opcheck(
             ops.gather.default,
-            (list(cache.storages), cache.planes, None, ids, 1, None, False, window, slots, 32768, sums, 1),
+            (
+                *(list(cache.storages), cache.planes, None, ids, 1, None),
+                *(False, window, slots, 32768, sums, None, 1),
+            ),
         )
     else:
         status = torch.zeros(12, dtype=torch.int32, device="cuda")
@@ -335,6 +369,42 @@ def test_copy_engines_move_the_same_bytes(case: Layered, place: str, data: st.Da
     assert status.tolist() == [1] + [0] * (len(case.slots) - 1)
     expected = case.poisoned_copy(ids)
     assert [storage.cpu().tolist() for storage in target.storages] == [e.tolist() for e in expected]
+
+
+@pytest.mark.parametrize("where", ["own stream", "default stream", "captured"])
+@pytest.mark.parametrize("place", PLACES)
+def test_copy_engines_take_any_number_of_runs_in_the_stream_s_order(where: str, place: str) -> None:
+    """3000 runs and 1500 fills; a captured graph takes a copy each, the others batches on several streams."""
+    page, segments = 2048, 1500
+    pages = torch.randint(0, 256, (2 * segments, page), dtype=torch.uint8, device="cuda")
+    ids = torch.randperm(2 * segments).view(segments, 2)
+    slots = torch.randperm(segments)
+    window = placed(torch.full((segments, 2 * page + 64), POISON, dtype=torch.uint8), place)
+    cache = tk.PagedCache([pages.view(-1)], [[tk.Plane(0, 0, page, 2 * segments, page)]])
+    transfer = DeviceTransfer(cache, window.view(-1), 2 * page + 64)
+    packed_pages, unpacked = torch.empty_like(window, device="cuda"), torch.empty_like(pages)
+    expected = pages.clone()
+
+    def there_and_back() -> None:
+        transfer.gather(ids, slots, mover=tk.Mover.COPY_ENGINE)
+        packed_pages.copy_(window, non_blocking=True)
+        pages.fill_(POISON)
+        transfer.scatter(ids, slots, verify=Verify.NONE, mover=tk.Mover.COPY_ENGINE)
+        unpacked.copy_(pages)
+
+    torch.cuda.synchronize()
+    if where == "captured":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            there_and_back()
+        graph.replay()
+    else:
+        with torch.cuda.stream(torch.cuda.Stream() if where == "own stream" else None):
+            there_and_back()
+    torch.cuda.synchronize()
+    assert packed_pages[slots.cuda(), : 2 * page].equal(expected[ids.cuda()].flatten(1))
+    assert not packed_pages[:, 2 * page :].any()
+    assert unpacked.equal(expected)
 
 
 @pytest.mark.parametrize(

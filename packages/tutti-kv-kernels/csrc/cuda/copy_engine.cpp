@@ -2,70 +2,79 @@
 #include "copy_engine.h"
 
 #include <atomic>
+#include <vector>
 
-#include "../message.h"
+#include "copy_streams.h"
 #include "driver.h"
 
 namespace tutti::kv {
 namespace {
 
-// Calls that are tolerable for one transfer, some microseconds each.
-constexpr std::size_t kMostSingleCopies = 1024;
-
-// A batch needs a stream of its own (CUDA runtime, cudaMemcpyBatchAsync: not the legacy default stream), and
-// cannot be recorded into a graph.
-bool batch_is_possible(cudaStream_t stream) {
-  if (stream == nullptr || stream == cudaStreamLegacy) {
-    return false;
-  }
+bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   require_cuda(cudaStreamIsCapturing(stream, &capturing), "asking whether a graph is captured");
-  return capturing == cudaStreamCaptureStatusNone;
+  return capturing != cudaStreamCaptureStatusNone;
 }
 
-bool start_batch(const CopyRuns& runs, bool to_slots, cudaStream_t stream) {
-  static std::atomic<bool> driver_lacks_it{false};
-  if (driver_lacks_it.load(std::memory_order_relaxed) || !batch_is_possible(stream)) {
-    return false;
-  }
+// Copies as the calls take them.
+struct CopyLists {
   std::vector<void*> targets;
   std::vector<const void*> sources;
   std::vector<std::size_t> sizes;
+};
+
+CopyLists list_copies(const CopyRuns& runs, bool to_slots) {
+  CopyLists lists;
+  lists.targets.reserve(runs.copies.size());
+  lists.sources.reserve(runs.copies.size());
+  lists.sizes.reserve(runs.copies.size());
   for (const CopyRun& run : runs.copies) {
-    targets.push_back(to_slots ? run.slot : run.page);
-    sources.push_back(to_slots ? run.page : run.slot);
-    sizes.push_back(run.bytes);
+    lists.targets.push_back(to_slots ? run.slot : run.page);
+    lists.sources.push_back(to_slots ? run.page : run.slot);
+    lists.sizes.push_back(run.bytes);
   }
+  return lists;
+}
+
+// One call for many copies. It cannot be recorded into a graph, and takes no legacy default stream.
+cudaError_t start_batch(CopyLists& lists, std::size_t first, std::size_t end, cudaStream_t stream) {
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-  std::size_t first = 0;
-  const cudaError_t code = cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), sizes.size(),
-                                                &attributes, &first, 1, stream);
-  if (code == cudaErrorCallRequiresNewerDriver || code == cudaErrorNotSupported) {
-    static_cast<void>(cudaGetLastError());
-    driver_lacks_it.store(true, std::memory_order_relaxed);
+  std::size_t from = 0;
+  return cudaMemcpyBatchAsync(&lists.targets[first], &lists.sources[first], &lists.sizes[first], end - first,
+                              &attributes, &from, 1, stream);
+}
+
+// False, with nothing started, where the driver has no such call.
+bool start_batches(CopyLists& lists, bool to_slots, cudaStream_t stream) {
+  static std::atomic<bool> driver_lacks_it{false};
+  if (driver_lacks_it.load(std::memory_order_relaxed) || is_capturing(stream)) {
     return false;
   }
-  require_cuda(code, "starting a batch of copies");
-  return true;
+  spread_copies(lists.sizes.size(), to_slots, stream,
+                [&](std::size_t first, std::size_t end, cudaStream_t side) {
+                  const cudaError_t code = start_batch(lists, first, end, side);
+                  if (code != cudaErrorCallRequiresNewerDriver && code != cudaErrorNotSupported) {
+                    return code;
+                  }
+                  static_cast<void>(cudaGetLastError());
+                  driver_lacks_it.store(true, std::memory_order_relaxed);
+                  return cudaSuccess;
+                });
+  return !driver_lacks_it.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
 void start_copies(const CopyRuns& runs, bool to_slots, cudaStream_t stream) {
-  if (runs.fills.size() > kMostSingleCopies ||
-      (runs.copies.size() > kMostSingleCopies && !batch_is_possible(stream))) {
-    refuse("a transfer of ", runs.copies.size(), " runs and ", runs.fills.size(),
-           " fills is too much for the copy engines without a batch; use a stream that is not the default "
-           "one, or the kernel");
-  }
-  const bool by_batch = runs.copies.size() > 1 && start_batch(runs, to_slots, stream);
-  for (std::size_t i = 0; !by_batch && i < runs.copies.size(); ++i) {
-    const CopyRun& run = runs.copies[i];
-    require_cuda(cudaMemcpyAsync(to_slots ? run.slot : run.page, to_slots ? run.page : run.slot, run.bytes,
-                                 cudaMemcpyDefault, stream),
-                 "starting a copy");
+  CopyLists lists = list_copies(runs, to_slots);
+  if (lists.sizes.size() < 2 || !start_batches(lists, to_slots, stream)) {
+    for (std::size_t i = 0; i < lists.sizes.size(); ++i) {
+      require_cuda(
+          cudaMemcpyAsync(lists.targets[i], lists.sources[i], lists.sizes[i], cudaMemcpyDefault, stream),
+          "starting a copy");
+    }
   }
   for (const Fill& fill : runs.fills) {
     require_cuda(cudaMemsetAsync(fill.slot, 0, fill.bytes, stream), "filling a slot's rest");

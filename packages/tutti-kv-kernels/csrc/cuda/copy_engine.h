@@ -7,9 +7,9 @@
 
 namespace tutti::kv {
 
-// Starts all copies on the device's copy engines, in one call where the driver has one for it.
-// @throws std::invalid_argument when they would need one call each and are too many for that,
-// std::runtime_error when CUDA refuses.
+// Starts all copies on the device's copy engines: in batches where the driver has a call for that and no
+// graph is captured, else with a call for each of them.
+// @throws std::runtime_error when CUDA refuses.
 void start_copies(const CopyRuns& runs, bool to_slots, cudaStream_t stream);
 
 }  // namespace tutti::kv

@@ -121,6 +121,9 @@ DeviceGeometry make_device_geometry(const std::vector<Layer>& layers, std::span<
   geometry.access = access_for(addresses.up_to(16));
   geometry.by_tokens = by_tokens ? 1 : 0;
   geometry.window = window;
+  if (geometry.access == Access::kSixteen && !by_tokens) {
+    geometry.pages = find_page_form(layers);
+  }
   // Pieces are accessed whole, so they must be aligned too; wider granules only say how far runs reach.
   const std::int64_t granule =
       geometry.access == Access::kPieces ? addresses.up_to(4) : runs.up_to(tile_bytes(geometry.access));

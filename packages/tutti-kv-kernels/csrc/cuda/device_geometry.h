@@ -8,6 +8,7 @@
 
 #include "../geometry.h"
 #include "launch_transfer.h"
+#include "page_form.h"
 
 namespace tutti::kv {
 
@@ -34,6 +35,7 @@ struct DeviceGeometry {
   std::uint32_t by_tokens;
   std::int64_t block_bytes;  // of the layer with the largest blocks
   DeviceWindow window;
+  PageForm pages;                 // none where accesses are narrower than a page kernel's
   TablePlane planes[kMaxPlanes];  // num_planes of them
   TableLayer layers[kMaxLayers];  // num_layers of them
 
@@ -43,6 +45,12 @@ struct DeviceGeometry {
     return num_planes > SmallTable::kMaxPlanes || num_layers > SmallTable::kMaxLayers || by_tokens != 0;
   }
 };
+
+// The tables of a geometry that was copied to the device's memory at `resident`.
+[[nodiscard]] inline ResidentTable resident_table(const std::byte* resident) noexcept {
+  return {.planes = reinterpret_cast<const TablePlane*>(resident + offsetof(DeviceGeometry, planes)),
+          .layers = reinterpret_cast<const TableLayer*>(resident + offsetof(DeviceGeometry, layers))};
+}
 
 // Lowers `layers` whose storages begin at `bases`. With `by_tokens`, planes keep their token dimension.
 // @throws std::invalid_argument when there are more planes, layers or bytes than a launch can describe.

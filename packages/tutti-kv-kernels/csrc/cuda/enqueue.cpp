@@ -2,11 +2,11 @@
 #include "enqueue.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "../message.h"
 #include "driver.h"
+#include "enqueue_pages.h"
 
 namespace tutti::kv {
 namespace {
@@ -58,6 +58,9 @@ LaunchShape shape_launch(const DeviceGeometry& geometry, TransferLaunch& launch,
 
 void enqueue(KernelMode mode, const DeviceGeometry& geometry, const TransferLaunch& launch,
              const LaunchOptions& options) {
+  if (options.num_sms == 0 && enqueue_pages(mode, geometry, launch, options)) {
+    return;
+  }
   TransferLaunch shaped = launch;
   const LaunchShape shape = shape_launch(geometry, shaped, options.num_sms, mode == KernelMode::kGather);
   cudaError_t code = cudaSuccess;
@@ -66,10 +69,7 @@ void enqueue(KernelMode mode, const DeviceGeometry& geometry, const TransferLaun
       refuse("a geometry of ", geometry.num_layers, " layers with ", geometry.num_planes,
              " planes, or of tokens, needs a copy of itself on the device (resident)");
     }
-    const ResidentTable table{
-        reinterpret_cast<const TablePlane*>(options.resident + offsetof(DeviceGeometry, planes)),
-        reinterpret_cast<const TableLayer*>(options.resident + offsetof(DeviceGeometry, layers))};
-    code = launch_transfer(mode, shape, shaped, table);
+    code = launch_transfer(mode, shape, shaped, resident_table(options.resident));
   } else {
     SmallTable table;
     std::copy_n(geometry.planes, SmallTable::kMaxPlanes, table.planes);

@@ -63,27 +63,36 @@ __device__ __forceinline__ bool ids_in_range(const TransferLaunch& launch, const
   return __all_sync(kAllLanes, good) != 0;
 }
 
-// Writes the results of a segment whose whole sum is known. By one whole warp.
+// Writes the results of a segment whose whole sum is known. `expected`: its checksum, where launch.compare
+// says so.
+__device__ __forceinline__ void write_results(const TransferLaunch& launch, std::uint32_t index,
+                                              Status status, bool takes_part, std::int64_t used_bytes,
+                                              std::uint64_t sum, std::int64_t expected) {
+  if (launch.checksums != nullptr && takes_part) {
+    const auto bytes = static_cast<std::uint64_t>(used_bytes);
+    const auto checksum = static_cast<std::int64_t>(finish_checksum(sum, bytes));
+    if (launch.compare == 0) {
+      launch.checksums[index] = checksum;
+    } else if (status == Status::kOk && expected != checksum) {
+      status = Status::kMismatch;
+    }
+  }
+  if (launch.status != nullptr) {
+    launch.status[index] = static_cast<std::int32_t>(status);
+  }
+}
+
+// The same, with the ids looked at. By one whole warp.
 __device__ __forceinline__ void close_segment(const TransferLaunch& launch, const Segment& segment,
                                               std::uint32_t index, std::uint64_t sum) {
   Status status = segment.status;
   if (status == Status::kOk && launch.status != nullptr && !ids_in_range(launch, segment)) {
     status = Status::kOutOfRange;
   }
-  if (threadIdx.x % kLanes != 0) {
-    return;
-  }
-  if (launch.checksums != nullptr && segment.takes_part) {
-    const auto bytes = static_cast<std::uint64_t>(segment.used_bytes);
-    const auto checksum = static_cast<std::int64_t>(finish_checksum(sum, bytes));
-    if (launch.compare == 0) {
-      launch.checksums[index] = checksum;
-    } else if (status == Status::kOk && launch.checksums[index] != checksum) {
-      status = Status::kMismatch;
-    }
-  }
-  if (launch.status != nullptr) {
-    launch.status[index] = static_cast<std::int32_t>(status);
+  if (threadIdx.x % kLanes == 0) {
+    const bool compares = launch.compare != 0 && launch.checksums != nullptr;
+    const std::int64_t expected = compares ? launch.checksums[index] : 0;
+    write_results(launch, index, status, segment.takes_part, segment.used_bytes, sum, expected);
   }
 }
 

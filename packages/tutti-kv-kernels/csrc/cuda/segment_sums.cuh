@@ -16,8 +16,21 @@ __device__ __forceinline__ std::uint64_t sum_over_warp(std::uint64_t value) {
   return value;
 }
 
-// Adds a warp's terms of `tiles` tiles to the segment's sum. True, with the whole sum in `total`, for the one
-// lane that completes the segment.
+// The same by 32-bit reductions, which the device has an instruction for: of 22, 21 and 21 bits, so that 32
+// of them fit.
+__device__ __forceinline__ std::uint64_t reduce_over_warp(std::uint64_t value) {
+  constexpr int kMiddle = 22;
+  constexpr int kHigh = 43;
+  const auto low = static_cast<std::uint32_t>(value) & ((1U << kMiddle) - 1);
+  const auto middle = static_cast<std::uint32_t>(value >> kMiddle) & ((1U << (kHigh - kMiddle)) - 1);
+  const auto high = static_cast<std::uint32_t>(value >> kHigh);
+  return std::uint64_t{__reduce_add_sync(kAllLanes, low)} +
+         (std::uint64_t{__reduce_add_sync(kAllLanes, middle)} << kMiddle) +
+         (std::uint64_t{__reduce_add_sync(kAllLanes, high)} << kHigh);
+}
+
+// Adds a warp's (or block's) terms of `tiles` tiles to the segment's sum. True, with the whole sum in
+// `total`, for the one lane that completes the segment.
 //
 // Each word carries 48 bits of sum and above them the number of tiles that are in it, so a single atomic
 // operation tells the last one all it has to know and no memory fence is needed: a fence would wait for the
