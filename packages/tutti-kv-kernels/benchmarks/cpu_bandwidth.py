@@ -5,6 +5,7 @@
 same scattered blocks into a new packed tensor, without a checksum, for blocks that are one run. One thread,
 unless the column's name says more. The methods take turns, round after round; a rate is the median of its
 rounds, and a ratio the median of the rounds' own ratios to memcpy: other load on the machine meets both.
+With ``--huge-pages`` all memory, memcpy's too, is asked for in huge pages of the operating system.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -50,25 +52,33 @@ class Row:
     ratios: dict[str, float]
 
 
-def make_cache(shape: Shape, blocks: int) -> tk.PagedCache:
+def random_bytes(size: int, huge_pages: bool) -> torch.Tensor:
+    """Random bytes, in memory that is asked for in huge pages or as torch does."""
+    if not huge_pages:
+        return torch.randint(0, 256, (size,), dtype=torch.uint8)
+    mapping = mmap.mmap(-1, size)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8).random_(0, 256)
+
+
+def make_cache(shape: Shape, blocks: int, huge_pages: bool) -> tk.PagedCache:
     """A cache of one layer. Strided runs interleave with those of the other half, as K with V or heads do."""
     pitch = shape.run_bytes if shape.runs == 1 else 2 * shape.run_bytes
     stride = pitch * shape.runs
-    pages = torch.randint(0, 256, (blocks * stride,), dtype=torch.uint8)
+    pages = random_bytes(blocks * stride, huge_pages)
     inside = ((1, 1, shape.runs), (0, 0, pitch if shape.runs > 1 else 0))
     return tk.PagedCache([pages], [[tk.Plane(0, 0, stride, blocks, shape.run_bytes, *inside)]])
 
 
 def make_methods(
-    cache: tk.PagedCache, segments: int, columns: int, threads: Sequence[int]
+    cache: tk.PagedCache, segments: int, columns: int, threads: Sequence[int], huge_pages: bool
 ) -> dict[str, Callable[[], object]]:
     """All methods over all blocks of the cache, in random order, as ``segments`` rows."""
     block_bytes = cache.block_bytes(0)
     block_ids = torch.randperm(segments * columns).view(segments, columns)
     slots = torch.randperm(segments)
     slot_bytes = columns * block_bytes
-    window = torch.zeros(segments * slot_bytes, dtype=torch.uint8)
-    source = torch.randint(0, 256, (window.numel(),), dtype=torch.uint8)
+    window, source = (random_bytes(segments * slot_bytes, huge_pages) for _ in range(2))
     checksums = cache.gather(block_ids, window, slots, slot_bytes)
 
     def memcpy() -> None:
@@ -108,12 +118,13 @@ def measure(
     rounds: int,
     threads: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
+    huge_pages: bool = False,
 ) -> Row:
     """Time all methods over about ``total_bytes`` of scattered blocks, packed into segments."""
     columns = max(1, segment_bytes // shape.block_bytes)
     segments = max(1, total_bytes // (columns * shape.block_bytes))
-    cache = make_cache(shape, segments * columns)
-    methods = make_methods(cache, segments, columns, threads)
+    cache = make_cache(shape, segments * columns, huge_pages)
+    methods = make_methods(cache, segments, columns, threads, huge_pages)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(rounds):
         for name, method in methods.items():
@@ -192,6 +203,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="wall",
         help="cpu: time on a processor, to be used with --threads 1 on a machine that is busy",
     )
+    parser.add_argument("--huge-pages", action="store_true", help="all memory in huge pages")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG there (needs matplotlib)")
     return parser.parse_args(arguments)
@@ -206,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for index, shape in enumerate(shapes):
         print(f"{index + 1}/{len(shapes)}: runs of {shape.run_bytes} bytes", file=sys.stderr)
         total, segment = options.total_mib << 20, options.segment_kib << 10
-        rows.append(measure(shape, segment, total, options.rounds, options.threads, CLOCKS[options.clock]))
+        how = (options.rounds, options.threads, CLOCKS[options.clock], options.huge_pages)
+        rows.append(measure(shape, segment, total, *how))
     print(report(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", "utf-8")
