@@ -107,6 +107,11 @@ class Transport {
   [[nodiscard]] virtual DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind,
                                        int device) = 0;
 
+  /// Whether the device may reach memory at all (Bus Master Enable of the PCI command register). A device
+  /// that answers nothing any more is cut off before its memory is used for something else.
+  /// @returns false where the bus has no such switch; nothing is known of the device then.
+  virtual bool set_bus_master(bool /*on*/) noexcept { return false; }
+
   [[nodiscard]] virtual TransportCaps caps() const = 0;
 };
 

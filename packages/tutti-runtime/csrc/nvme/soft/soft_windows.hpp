@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "tutti/runtime/nvme/transport.hpp"
+
+namespace tutti::runtime::nvme::soft {
+
+/// What the device may reach: bus addresses that are none of the process's, with gaps between the windows, so
+/// that an address that was not translated, or runs over an end, hits nothing. The owner locks.
+class Windows {
+ public:
+  /// `granule`: 0, or the size of the pieces in which it lies on the bus.
+  [[nodiscard]] std::vector<DmaRun> add(std::byte* address, std::uint64_t size, std::uint64_t granule);
+  void remove(const std::vector<DmaRun>& runs);
+
+  /// The memory of a range, if one window has all of it.
+  [[nodiscard]] std::byte* find(std::uint64_t iova, std::uint64_t size);
+
+ private:
+  struct Window {
+    std::byte* address;
+    std::uint64_t size;
+  };
+  std::uint64_t place(std::byte* address, std::uint64_t size);
+
+  std::map<std::uint64_t, Window> windows_;
+  std::uint64_t next_ = std::uint64_t{1} << 40;
+  std::mt19937_64 random_{1};  // NOLINT(bugprone-random-generator-seed): tests must repeat
+  // The last window that was found: neighbouring commands use the same.
+  std::uint64_t last_begin_ = 0;
+  Window last_{nullptr, 0};
+};
+
+}  // namespace tutti::runtime::nvme::soft
