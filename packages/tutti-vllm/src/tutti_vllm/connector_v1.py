@@ -173,13 +173,18 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Start to look after a request whose KV is the same for everybody who sends the same tokens."""
         if self._scheduler is None or request.pooling_params is not None:
             return
-        # An adapter or an embedding may change under the name that vLLM puts into its block hashes.
-        plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
+        # What vLLM's block hashes say of an embedding was not looked at.
+        plain = getattr(request, "prompt_embeds", None) is None
+        adapter = None
+        if request.lora_request is not None:
+            # They have an adapter's name, under which it may change.
+            adapter = self._scheduler.adapters.find(request.lora_request)
+            plain = plain and adapter is not None
         if not self._media_have_names:
             # One that goes on with new input may bring an image later.
             plain = plain and not getattr(request, "mm_features", None) and not request.resumable
         if plain:
-            self._scheduler.add_request(request)
+            self._scheduler.add_request(request, adapter)
 
     @contained(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -96,7 +96,17 @@ def make_namespace(
             "platform": _platform(),
             "vllm": vllm_version,
         }
+        | _adapters(vllm_config)
     )
+
+
+def _adapters(vllm_config: Any) -> dict[str, Any]:
+    """Return how LoRA adapters are computed, where a server has any; which one it is is part of each key."""
+    config = getattr(vllm_config, "lora_config", None)
+    if config is None:
+        return {}
+    names = ("lora_dtype", "fully_sharded_loras")
+    return {"lora": {name: str(getattr(config, name, None)) for name in names}}
 
 
 def _block_hash(vllm_config: Any, kv_cache_config: Any, geometry: Geometry) -> dict[str, Any]:

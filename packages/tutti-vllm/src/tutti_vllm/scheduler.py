@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tutti_engine import ChunkKey, LoadResult, StorePlan, TuttiEngine
+from tutti_engine import ChunkKey, LoadResult, StorePlan, StoreResult, TuttiEngine
 from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
 from tutti_engine.store_layout import StoreLayout
+from tutti_vllm.adapters import Adapter, Adapters, mixed
 from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks
 from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
@@ -61,8 +62,10 @@ class _Tracked:
     # Whether its first step is behind it, and what is measured of its prefill.
     started: bool = False
     prefill: Prefill | None = None
-    # Of the prompt and of what was answered so far.
+    # Of the prompt and of what was answered so far, and the block hash behind the last one.
     keys: list[ChunkKey] = field(default_factory=list)
+    last_hash: bytes = b""
+    adapter: Adapter | None = None
 
 
 class SchedulerSide:
@@ -101,6 +104,7 @@ class SchedulerSide:
         self._loading: dict[int, str] = {}
         # Loads under way whose requests are gone, until the workers are told.
         self._unwanted: list[int] = []
+        self.adapters = Adapters()
         self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
@@ -119,9 +123,9 @@ class SchedulerSide:
         """Return this process's totals: the planner's, ``BreakEven``'s and ``LoadChooser``'s."""
         return self.meter.totals()
 
-    def add_request(self, request: Request) -> None:
-        """Start to look after a request."""
-        self._tracked[request.request_id] = _Tracked(request)
+    def add_request(self, request: Request, adapter: Adapter | None = None) -> None:
+        """Start to look after a request, and the LoRA adapter that it is computed with."""
+        self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its stores end by themselves; a load is given up."""
@@ -164,6 +168,8 @@ class SchedulerSide:
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not tracked.loads or self._broken is not None:
+            return 0
+        if not self._is_as_keyed(tracked):
             return 0
         tracked.local_tokens = local_tokens
         first = local_tokens // self._chunk_tokens
@@ -316,6 +322,8 @@ class SchedulerSide:
 
     def _take(self, rank: int, result: Result) -> None:
         if not isinstance(result, LoadResult):
+            if isinstance(result, StoreResult):
+                result = self.adapters.believed(result)
             self._engine.take(rank, result)
             return
         tracked = self._tracked.get(self._loading.get(result.plan_id, ""))
@@ -324,6 +332,10 @@ class SchedulerSide:
         if self._engine.complete_load(result):
             self._loading.pop(result.plan_id, None)
             self._chooser.end(result.plan_id)
+
+    def _is_as_keyed(self, tracked: _Tracked) -> bool:
+        """Return whether what a request is computed with is what its keys stand for."""
+        return tracked.adapter is None or self.adapters.is_unchanged(tracked.adapter)
 
     def _plan_stores(
         self,
@@ -335,6 +347,7 @@ class SchedulerSide:
         prefixes = []
         uses = []
         owners = []
+        adapters: list[Adapter] = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None:
@@ -346,8 +359,9 @@ class SchedulerSide:
                 continue
             sure = tokens - len(draft_tokens.get(request_id, ()))
             completed, new = self._completed_chunks(tracked, sure, block_ids_of)
-            if completed:
+            if completed and self._is_as_keyed(tracked):
                 uses.append(use)
+                adapters += [tracked.adapter] if tracked.adapter is not None else []
                 end = tracked.next_store_chunk
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
@@ -355,6 +369,8 @@ class SchedulerSide:
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
             return ()
+        if adapters:
+            self.adapters.note_store(plan.plan_id, adapters)
         if self.events is not None:
             self._note_events(plan, owners)
         return (plan,)
@@ -380,10 +396,12 @@ class SchedulerSide:
         """Return the keys of a request's whole chunks; not to be changed."""
         keys, hashes, each = tracked.keys, tracked.request.block_hashes, self._hashes_per_chunk
         # A request that goes on with new input may lose tokens, and the hashes of their blocks.
-        if keys and (len(hashes) < len(keys) * each or keys[-1] != hashes[len(keys) * each - 1]):
+        if keys and (len(hashes) < len(keys) * each or tracked.last_hash != hashes[len(keys) * each - 1]):
             keys.clear()
         if len(hashes) >= (len(keys) + 1) * each:
-            keys += keys_from_block_hashes(hashes, each, start=len(keys))
+            more = keys_from_block_hashes(hashes, each, start=len(keys))
+            tracked.last_hash = more[-1]
+            keys += more if tracked.adapter is None else mixed(tracked.adapter.digest, more)
         return keys
 
     def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:

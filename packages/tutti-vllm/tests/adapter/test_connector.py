@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 
 from tutti_engine import LoadResult, StoreResult
+from tutti_vllm.adapters import Adapters
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
 from tutti_vllm.messages import StepOrders, StepReport
 
@@ -128,7 +129,9 @@ def test_every_callback_is_tried_with_a_broken_cache():
 def test_loads_of_requests_whose_kv_is_not_for_everybody_are_never_promised():
     seen = []
     connector = bare_connector()
-    connector._scheduler = SimpleNamespace(add_request=seen.append)
+    connector._scheduler = SimpleNamespace(
+        add_request=lambda request, adapter: seen.append(request), adapters=Adapters()
+    )
     for special in ({"lora_request": object()}, {"pooling_params": object()}, {"prompt_embeds": object()}):
         connector.on_new_request(
             SimpleNamespace(**({"lora_request": None, "pooling_params": None} | special))
@@ -141,7 +144,9 @@ def test_loads_of_requests_whose_kv_is_not_for_everybody_are_never_promised():
 def test_requests_with_images_that_vllm_only_numbers_are_not_looked_after():
     seen = []
     connector = bare_connector()
-    connector._scheduler = SimpleNamespace(add_request=seen.append)
+    connector._scheduler = SimpleNamespace(
+        add_request=lambda request, adapter: seen.append(request), adapters=Adapters()
+    )
     text, image = (
         SimpleNamespace(**vars(REQUEST), mm_features=each, resumable=False) for each in ([], [object()])
     )
