@@ -56,7 +56,8 @@ def random_bytes(size: int, huge_pages: bool) -> torch.Tensor:
     """Random bytes, in memory that is asked for in huge pages or as torch does."""
     if not huge_pages:
         return torch.randint(0, 256, (size,), dtype=torch.uint8)
-    mapping = mmap.mmap(-1, size)
+    # Private: shared anonymous memory is in huge pages only where the administrator says so.
+    mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=torch.uint8).random_(0, 256)
 

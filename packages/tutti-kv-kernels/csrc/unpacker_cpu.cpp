@@ -28,8 +28,10 @@ void SlotSum::advance_copying(std::byte* target, const std::byte* source, std::i
   const std::int64_t both = std::min(lines, (bytes_ - summed_) / kLineBytes);
   const std::byte* own = slot_ + summed_;
   if (both > 0) {
+    // A part ahead, but not beyond the slot.
+    const std::byte* ahead = own + std::min(kPartBytes, bytes_ - summed_ - both * kLineBytes);
     sum_ += copy_and_sum_lines(target, source, both, own, static_cast<std::uint64_t>(summed_ / kWordBytes),
-                               own, stores);
+                               ahead, stores);
   }
   summed_ += both * kLineBytes;
   const std::int64_t copied = both * kLineBytes;
