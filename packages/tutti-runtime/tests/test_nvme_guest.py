@@ -27,6 +27,7 @@ CHECK_NAMES = (
     "a_drive_of_the_kernel_is_refused",
     "drives_go_to_vfio",
     "our_identify_agrees",
+    "the_bus_master_bit_is_ours",
     "one_process_has_a_drive_once",
     "the_kernels_files_are_read_raw",
     "new_contents_are_written_raw",

@@ -153,6 +153,19 @@ def test_the_lint_catches_a_doorbell_of_no_queue(machine: Machine) -> None:
     machine.provokes("pci_nvme_ub_db_wr_invalid_sq")
 
 
+def test_a_drive_that_may_not_master_the_bus_reaches_no_memory(machine: Machine) -> None:
+    bus = open_bus(machine)
+    controller = Controller(bus)
+    queue = controller.make_queue()
+    assert bus.set_bus_master(False)
+    queue.post(READ)
+    while bus.read32(0x1C) & 2 == 0:
+        pass  # it cannot fetch its entry: CSTS.CFS, controller fatal status
+    assert bus.set_bus_master(True)
+    assert Controller(bus).identity().serial == "QT0"
+    machine.provokes("pci_nvme_err_addr_read", "pci_nvme_err_cfs")
+
+
 def test_a_machine_that_is_gone_reads_as_all_ones(drive: Drive) -> None:
     with machine_of([drive], check=False) as machine:
         bus = open_bus(machine, relay=True)

@@ -104,6 +104,8 @@ void bind_nvme_bus(py::module_& module) {
           "write64",
           [](Bus& bus, std::uint32_t offset, std::uint64_t value) { bus.transport().write64(offset, value); },
           Release())
+      .def(
+          "set_bus_master", [](Bus& bus, bool on) { return bus.transport().set_bus_master(on); }, Release())
       .def("begin", &Bus::begin, Release())
       .def("ring", &Bus::ring, Release())
       .def(

@@ -87,6 +87,17 @@ def our_identify_agrees(guest: Guest) -> None:
         controller.disable()
 
 
+def the_bus_master_bit_is_ours(guest: Guest) -> None:
+    config = Path("/sys/bus/pci/devices") / guest.first / "config"
+    bus = _core.open_vfio_bus(guest.first)
+    found = []
+    for on in (True, False, True):
+        assert bus.set_bus_master(on)
+        found.append(bool(config.read_bytes()[4] & 4))
+    del bus
+    assert [*found, bool(config.read_bytes()[4] & 4)] == [True, False, True, False]
+
+
 def one_process_has_a_drive_once(guest: Guest) -> None:
     held = _core.open_vfio_bus(guest.first)
     assert held.caps()["doorbell_stores"] and held.caps()["any_memory"]
@@ -232,6 +243,7 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     a_drive_of_the_kernel_is_refused,
     drives_go_to_vfio,
     our_identify_agrees,
+    the_bus_master_bit_is_ours,
     one_process_has_a_drive_once,
     the_kernels_files_are_read_raw,
     new_contents_are_written_raw,

@@ -71,13 +71,17 @@ class IoQueue:
         self, opcode: int, nsid: int = 0, prp: tuple[int, int] = (0, 0), *dwords: int
     ) -> tuple[int, int]:
         """Submit, wait, and give the status field (type in bits 10:8, code in 7:0) and dword 0."""
+        self.post(opcode, nsid, prp, *dwords)
+        return self._completion()
+
+    def post(self, opcode: int, nsid: int = 0, prp: tuple[int, int] = (0, 0), *dwords: int) -> None:
+        """Submit, and leave it at that."""
         self._cid = (self._cid + 1) % 0xFFFF
         words = (*dwords, *(0,) * (6 - len(dwords)))
         entry = struct.pack("<BBHIQQQQ6I", opcode, 0, self._cid, nsid, 0, 0, *prp, *words)
         self._entries[self._tail * 64 : self._tail * 64 + 64] = entry
         self._tail = (self._tail + 1) % self.depth
         self._bus.ring(self._tail_bell, self._tail)
-        return self._completion()
 
     def _completion(self) -> tuple[int, int]:
         deadline = time.monotonic() + DEADLINE_SECONDS

@@ -25,6 +25,7 @@ constexpr std::uint32_t kConfigCommand = 0x04;
 constexpr std::uint32_t kConfigClass = 0x08;
 constexpr std::uint32_t kConfigBar0 = 0x10;
 constexpr std::uint32_t kConfigBar2 = 0x18;
+constexpr std::uint32_t kMemory = 2;
 constexpr std::uint32_t kMemoryAndMaster = 6;
 constexpr std::uint32_t kNvmeClass = 0x010802;
 
@@ -100,6 +101,11 @@ class QtestTransport final : public Transport {
           std::to_string(size) + " bytes must be one shared mapping of it");
     }
     return {address, size, {{iova, size}}, machine_};
+  }
+
+  bool set_bus_master(bool on) noexcept override {
+    client().write_config(slot_, kConfigCommand, on ? kMemoryAndMaster : kMemory);
+    return true;
   }
 
   TransportCaps caps() const override {

@@ -49,6 +49,10 @@ void Device::reset() noexcept {
   }
 }
 
+bool Device::set_bus_master(bool on) const noexcept {
+  return on ? change_command(kBusMaster, 0) : change_command(0, kBusMaster);
+}
+
 void Device::map_registers() {
   vfio_region_info region{};
   region.argsz = sizeof(region);

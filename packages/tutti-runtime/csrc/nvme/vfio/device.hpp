@@ -27,6 +27,9 @@ class Device {
   [[nodiscard]] std::byte* registers() const noexcept { return registers_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 
+  /// Whether it may reach memory; false, with errno, when that cannot be changed.
+  [[nodiscard]] bool set_bus_master(bool on) const noexcept;
+
  private:
   /// The device's descriptor, and its mark in the group.
   class Opened {

@@ -80,6 +80,8 @@ class VfioTransport final : public Transport {
     return {address, size, {{iova, size}}, std::move(owner)};
   }
 
+  bool set_bus_master(bool on) noexcept override { return device_.set_bus_master(on); }
+
   TransportCaps caps() const override {
     TransportCaps caps;
     caps.doorbell_stores = true;
