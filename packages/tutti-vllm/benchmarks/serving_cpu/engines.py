@@ -27,6 +27,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # On a GPU: only what the released wheel brings along.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
 }
 
 
@@ -138,6 +141,10 @@ class EngineProcess:
             output.append(line)
         raise RuntimeError(f"the engine ended with code {self._process.wait()}:\n{''.join(output)}")
 
+    def forget(self) -> None:
+        """Empty vLLM's own prefix cache; a connector keeps what it has."""
+        self._send({"forget": True})
+
     def close(self) -> None:
         """End the engine."""
         self._process.communicate()
@@ -178,6 +185,9 @@ def main() -> None:
     llm = LLM(**json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         request = json.loads(line)
+        if "forget" in request:
+            llm.reset_prefix_cache()
+            continue
         answers = answer(llm, request["prompts"], request["max_tokens"], at_once=request["at_once"])
         print(MARK + json.dumps(asdict(answers)), flush=True)
 

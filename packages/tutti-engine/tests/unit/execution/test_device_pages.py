@@ -177,13 +177,27 @@ def test_pages_can_be_left_at_once(serve, gate):
     server = serve()
     server.step([0, 1], 3)
     server.mover.server.put(gate.wait)
+    started, start = threading.Event(), server.mover.start_gather
+
+    def start_gather(*arguments):
+        try:
+            return start(*arguments)
+        finally:
+            started.set()
+
+    server.mover.start_gather = start_gather
     server.store([(0, [0, 1], 3)])
-    threading.Timer(0.05, gate.set).start()
-    server.executor.leave_pages()
+    assert started.wait(SECONDS)
+    leaving = threading.Thread(target=server.executor.leave_pages)
+    leaving.start()
+    leaving.join(0.05)
+    assert leaving.is_alive()  # the copy is under way
+    gate.set()
+    leaving.join(SECONDS)
     server.pages[0][:] = bytes(len(server.pages[0]))  # the memory is gone
     (result,) = server.results()
-    if result.checksums[0] is not None:
-        server.check_stored(0)
+    assert result.checksums[0] is not None
+    server.check_stored(0)
     server.close()
 
 
