@@ -123,8 +123,8 @@ int FileOpener::open_fd(const std::string& path, int flags, bool& direct) {
 
 std::unique_ptr<Target> FileOpener::open(const TargetUri& uri, bool writable) {
   if (uri.scheme != Scheme::kFile && uri.scheme != Scheme::kRaw) {
-    throw InvalidUri("target 'mem://" + uri.path +
-                     "': a file runtime opens file:///absolute/path, striped:// and raw:// only");
+    throw InvalidUri(std::string("target '") + (uri.scheme == Scheme::kNvme ? "nvme://" : "mem://") +
+                     uri.path + "': a file runtime opens file:///absolute/path, striped:// and raw:// only");
   }
   const std::string& path = uri.path;
   struct stat info{};

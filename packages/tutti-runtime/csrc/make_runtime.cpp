@@ -2,14 +2,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "tutti/runtime/config.hpp"
+#include "tutti/runtime/detail/checks.hpp"
 #include "tutti/runtime/detail/paths.hpp"
-#include "tutti/runtime/detail/uri_text.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/storage_runtime.hpp"
 #include "tutti/runtime/testing/fault_path.hpp"
@@ -18,18 +17,9 @@ namespace tutti::runtime {
 namespace {
 
 constexpr std::uint32_t kMaxQueueDepth = 4096;
-constexpr std::uint32_t kMaxInFlight = 1 << 20;
 constexpr std::uint32_t kMaxThreads = 256;
 constexpr std::uint32_t kMaxStrikes = 1000;
-constexpr std::uint32_t kMaxResults = 1 << 24;
 constexpr std::uint32_t kMaxOpenFiles = 1 << 20;
-
-void check_range(const char* key, std::uint32_t value, std::uint32_t most) {
-  if (value < 1 || value > most) {
-    throw InvalidArgument(std::string(key) + "=" + std::to_string(value) + " must be between 1 and " +
-                          std::to_string(most));
-  }
-}
 
 // What `auto` leaves out, and why: caps() tell it.
 constexpr const char* kNotCufile =
@@ -91,31 +81,15 @@ Chosen choose(const FileConfig& config, const detail::FileSettings& files) {
   }
 }
 
-// One grammar for roots and units: what a URI may name, the configuration may.
-detail::StripeDefaults stripe_defaults(const FileConfig& config) {
-  detail::StripeDefaults defaults{{}, config.unit};
-  if (!std::has_single_bit(config.unit) || config.unit < kIoAlignment || config.unit > kMaxStripeUnit) {
-    throw InvalidArgument("unit=" + std::to_string(config.unit) +
-                          " must be a power of two from 4096 to 1073741824");
-  }
-  for (const std::string& root : config.roots) {
-    if (const char* rule = detail::add_root(defaults.roots, root)) {
-      throw InvalidArgument("roots: '" + root + "' breaks the rule: " + rule);
-    }
-  }
-  return defaults;
-}
-
 }  // namespace
 
 std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
-  check_range("queue_depth", config.queue_depth, kMaxQueueDepth);
-  check_range("max_in_flight", config.max_in_flight, kMaxInFlight);
-  check_range("threads", config.threads, kMaxThreads);
-  check_range("step_down_after", config.step_down_after, kMaxStrikes);
-  check_range("max_results", config.max_results, kMaxResults);
+  detail::check_range("queue_depth", config.queue_depth, 1, kMaxQueueDepth);
+  detail::check_range("threads", config.threads, 1, kMaxThreads);
+  detail::check_range("step_down_after", config.step_down_after, 1, kMaxStrikes);
+  detail::check_in_flight(config.max_in_flight, config.max_results);
   check_write_policy(config.write_policy);
-  check_range("max_open_files", std::max(config.max_open_files, 1U), kMaxOpenFiles);
+  detail::check_range("max_open_files", std::max(config.max_open_files, 1U), 1, kMaxOpenFiles);
   const detail::FileSettings files = file_settings(config);
   Chosen chosen = choose(config, files);
   StorageRuntime::Options options;
@@ -125,12 +99,13 @@ std::unique_ptr<StorageRuntime> make_file_runtime(const FileConfig& config) {
   options.notices = files.notices;
   auto scheduled = detail::make_scheduled_path(std::move(chosen.path), config.write_policy);
   return std::make_unique<StorageRuntime>(
-      detail::make_striped_path(std::move(scheduled), stripe_defaults(config)), std::move(options));
+      detail::make_striped_path(std::move(scheduled), detail::stripe_defaults(config.roots, config.unit)),
+      std::move(options));
 }
 
 std::unique_ptr<StorageRuntime> make_memory_runtime(std::uint32_t max_in_flight,
                                                     const std::shared_ptr<testing::FaultControl>& fault) {
-  check_range("max_in_flight", max_in_flight, kMaxInFlight);
+  detail::check_in_flight(max_in_flight, 1);
   return std::make_unique<StorageRuntime>(
       with_faults(detail::make_memory_path(), fault),
       StorageRuntime::Options{max_in_flight, "a memory runtime was asked for", 1 << 20, nullptr});

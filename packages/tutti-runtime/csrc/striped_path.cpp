@@ -9,6 +9,7 @@
 
 #include "tutti/runtime/detail/paths.hpp"
 #include "tutti/runtime/detail/stripe.hpp"
+#include "tutti/runtime/detail/uri_text.hpp"
 #include "tutti/runtime/error.hpp"
 
 namespace tutti::runtime::detail {
@@ -252,8 +253,7 @@ class StripedPath final : public DataPath, private CompletionSink {
     std::vector<std::unique_ptr<Target>> shards;
     std::vector<std::uint64_t> sizes;
     for (const std::string& root : roots) {
-      TargetUri shard{Scheme::kFile, root + (root.ends_with('/') ? "" : "/") + uri.path};
-      shards.push_back(next_->open(shard, writable));
+      shards.push_back(next_->open(shard_on(root, uri, name), writable));
       sizes.push_back(shards.back()->size());
     }
     require_different(shards, name);
@@ -264,6 +264,23 @@ class StripedPath final : public DataPath, private CompletionSink {
     }
     const std::uint64_t size = uri.size != 0 ? uri.size : held;
     return std::make_unique<StripedTarget>(uri.path, stripe, size, writable, std::move(shards));
+  }
+
+  static TargetUri shard_on(const std::string& root, const TargetUri& uri, const std::string& name) {
+    if (root.starts_with(kNvmeRoot)) {
+      TargetUri shard = parse_target_uri(root);
+      if (shard.offset != 0 || shard.size != 0) {
+        throw InvalidUri("target '" + name + "': the root " + root +
+                         " has keys of its own; offset and size are the striped target's");
+      }
+      shard.offset = uri.offset;
+      return shard;
+    }
+    if (uri.offset != 0) {
+      throw InvalidUri("target '" + name + "': offset is for roots that are nvme://name/nsid, and " + root +
+                       " is a folder");
+    }
+    return {Scheme::kFile, root + (root.ends_with('/') ? "" : "/") + uri.path};
   }
 
   /// Two folders can be one, through a mount or a link above them; their shards would overwrite each other.

@@ -84,6 +84,29 @@ TargetUri parse_raw(std::string_view uri, std::string_view rest) {
   return parsed;
 }
 
+TargetUri parse_nvme(std::string_view uri, std::string_view rest) {
+  constexpr std::array<std::string_view, 2> keys{"offset", "size"};
+  const auto [place, query] = split_at_query(rest);
+  const std::size_t slash = place.find('/');
+  if (slash == std::string_view::npos || !detail::is_controller_name(place.substr(0, slash))) {
+    refuse_uri(
+        uri,
+        "an NVMe target is nvme://name/nsid?offset=BYTES&size=BYTES, with a controller's name of 1 to 200 "
+        "characters of A-Z a-z 0-9 . _ - :");
+  }
+  TargetUri parsed{Scheme::kNvme, std::string(place.substr(0, slash))};
+  parsed.nsid =
+      static_cast<std::uint32_t>(parse_number(uri, "nsid", place.substr(slash + 1), 1, UINT32_MAX - 1));
+  for (const auto& [key, value] : detail::split_query(uri, query, keys)) {
+    if (key == "offset") {
+      parsed.offset = parse_aligned(uri, key, value, 0);
+    } else {
+      parsed.size = parse_aligned(uri, key, value, kIoAlignment);
+    }
+  }
+  return parsed;
+}
+
 std::string parse_shard_path(std::string_view uri, std::string_view encoded) {
   if (!encoded.empty() && encoded.front() == '/') {
     encoded.remove_prefix(1);  // striped:///name is the same as striped://name
@@ -114,7 +137,7 @@ std::vector<std::string> parse_roots(std::string_view uri, std::string_view list
 }
 
 TargetUri parse_striped(std::string_view uri, std::string_view rest) {
-  constexpr std::array<std::string_view, 4> keys{"roots", "unit", "rot", "size"};
+  constexpr std::array<std::string_view, 5> keys{"roots", "unit", "rot", "size", "offset"};
   const auto [name, query] = split_at_query(rest);
   TargetUri parsed{Scheme::kStriped, parse_shard_path(uri, name)};
   std::optional<std::uint64_t> rotation;
@@ -128,6 +151,8 @@ TargetUri parse_striped(std::string_view uri, std::string_view rest) {
       }
     } else if (key == "rot") {
       rotation = parse_number(uri, key, value, 0, kMaxRoots - 1);
+    } else if (key == "offset") {
+      parsed.offset = parse_aligned(uri, key, value, 0);
     } else {
       parsed.size = parse_aligned(uri, key, value, kIoAlignment);
     }
@@ -143,18 +168,19 @@ TargetUri parse_striped(std::string_view uri, std::string_view rest) {
 
 TargetUri parse_target_uri(std::string_view uri) {
   using Parser = TargetUri (*)(std::string_view, std::string_view);
-  constexpr std::array<std::pair<std::string_view, Parser>, 4> parsers{{{"file://", parse_file},
+  constexpr std::array<std::pair<std::string_view, Parser>, 5> parsers{{{"file://", parse_file},
                                                                         {"mem://", parse_memory},
                                                                         {"striped://", parse_striped},
-                                                                        {"raw://", parse_raw}}};
+                                                                        {"raw://", parse_raw},
+                                                                        {"nvme://", parse_nvme}}};
   for (const auto& [prefix, parse] : parsers) {
     if (uri.starts_with(prefix)) {
       return parse(uri, uri.substr(prefix.size()));
     }
   }
   refuse_uri(uri,
-             "a target is file:///absolute/path, striped://name?roots=/a,/b, raw:///dev/name or "
-             "mem://name?size=BYTES");
+             "a target is file:///absolute/path, striped://name?roots=/a,/b, raw:///dev/name, "
+             "nvme://name/nsid or mem://name?size=BYTES");
 }
 
 }  // namespace tutti::runtime

@@ -121,12 +121,21 @@ std::uint64_t parse_number(std::string_view uri, std::string_view key, std::stri
   return number;
 }
 
+bool is_controller_name(std::string_view name) noexcept {
+  constexpr std::string_view allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:";
+  constexpr std::size_t most = 200;
+  return !name.empty() && name.size() <= most && name.find_first_not_of(allowed) == std::string_view::npos;
+}
+
 const char* add_root(std::vector<std::string>& roots, std::string root) {
   if (roots.size() == kMaxRoots) {
     return "at most 64 roots";
   }
-  if (root.empty() || root.front() != '/' || root.find('\0') != std::string::npos) {
-    return "a root is an absolute path";
+  if (!root.starts_with(kNvmeRoot) && (root.empty() || root.front() != '/')) {
+    return "a root is an absolute path, or nvme://name/nsid";
+  }
+  if (root.find('\0') != std::string::npos) {
+    return "a root holds no NUL";
   }
   root.resize(std::max<std::size_t>(root.find_last_not_of('/') + 1, 1));
   if (std::find(roots.begin(), roots.end(), root) != roots.end()) {

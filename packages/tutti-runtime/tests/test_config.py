@@ -55,8 +55,8 @@ def test_an_unknown_key_names_the_nearest() -> None:
 def test_kind_is_required() -> None:
     with pytest.raises(ValueError, match="'kind' is missing"):
         tr.make_runtime({"queue_depth": 3})
-    with pytest.raises(ValueError, match="kind='nvme' must be one of"):
-        tr.make_runtime({"kind": "nvme"})
+    with pytest.raises(ValueError, match="kind='tape' must be one of"):
+        tr.make_runtime({"kind": "tape"})
     with pytest.raises(ValueError, match="must be a mapping"):
         tr.make_runtime("file")  # type: ignore[arg-type]
 

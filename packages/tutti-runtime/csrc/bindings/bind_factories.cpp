@@ -2,51 +2,11 @@
 #include <string>
 
 #include "bindings.hpp"
+#include "settings.hpp"
 #include "tutti/runtime/config.hpp"
 #include "tutti/runtime/testing/fault_path.hpp"
 
 namespace tutti::runtime::bindings {
-namespace {
-
-using namespace py::literals;
-
-/// Takes settings out of a dictionary; what is left at the end nobody knows.
-class Settings {
- public:
-  explicit Settings(const py::dict& values) : left_(values.attr("copy")()) {}
-
-  template <typename T>
-  void take(const char* key, T& value) {
-    if (left_.contains(key)) {
-      value = left_[key].cast<T>();
-      left_.attr("pop")(key);
-    }
-  }
-
-  template <typename T>
-  void take(const char* key, T& value, std::initializer_list<std::pair<const char*, T>> choices) {
-    std::string name;
-    take(key, name);
-    for (const auto& [choice, meaning] : choices) {
-      if (name == choice) {
-        value = meaning;
-        return;
-      }
-    }
-    if (!name.empty()) {
-      throw InvalidArgument(std::string(key) + "='" + name + "' is not known");
-    }
-  }
-
-  void require_empty() const {
-    if (!left_.empty()) {
-      throw InvalidArgument("unknown settings: " + std::string(py::repr(left_)));
-    }
-  }
-
- private:
-  py::dict left_;
-};
 
 WritePolicy to_policy(const py::dict& values) {
   WritePolicy policy;
@@ -60,6 +20,10 @@ WritePolicy to_policy(const py::dict& values) {
   settings.require_empty();
   return policy;
 }
+
+namespace {
+
+using namespace py::literals;
 
 Holder make_file(const py::kwargs& values) {
   FileConfig config;

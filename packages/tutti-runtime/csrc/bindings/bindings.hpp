@@ -74,6 +74,7 @@ Class bind_runtime(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_factories(py::module_& module, Class& runtime);
 void bind_memory(Class& runtime);
+void bind_nvme(py::module_& module);
 void bind_targets(Class& runtime);
 void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);

@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_memory(runtime);
   bindings::bind_cuda(module);
   bindings::bind_factories(module, runtime);
+  bindings::bind_nvme(module);
 }

@@ -36,6 +36,8 @@ void QueuePair::clear() noexcept {
   sq_.head = sq_.tail = rung_tail_ = 0;
   cq_.head = 0;
   cq_.phase = true;
+  sq_doorbell_ = transport_.doorbell(sq_offset_);
+  cq_doorbell_ = transport_.doorbell(cq_offset_);
   for (std::uint32_t slot = 0; slot < ids_.capacity; ++slot) {
     if (ids_.in_use[slot] != 0) {
       ids_.give_back(ids_.ids[slot]);

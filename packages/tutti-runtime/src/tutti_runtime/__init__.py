@@ -23,6 +23,7 @@ from tutti_runtime.extents import (
 from tutti_runtime.factories import (
     make_file_runtime,
     make_memory_runtime,
+    make_nvme_runtime,
     make_runtime,
     make_striped_runtime,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "__version__",
     "make_file_runtime",
     "make_memory_runtime",
+    "make_nvme_runtime",
     "make_runtime",
     "make_striped_runtime",
     "resolve_extents",

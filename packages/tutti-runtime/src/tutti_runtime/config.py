@@ -32,7 +32,7 @@ __all__ = [
 DATA_PATHS = ("auto", "uring", "posix", "cufile")
 DIRECT_POLICIES = ("auto", "on", "off")
 NOFOLLOW_POLICIES = ("last", "all")
-KINDS = ("file", "striped", "memory")
+KINDS = ("file", "striped", "memory", "nvme")
 MEMORY_KINDS = ("host", "pinned_host", "device")
 
 FILE_KEYS = (
@@ -147,8 +147,8 @@ def check_roots(value: object) -> list[bytes]:
         if not isinstance(item, str | bytes | os.PathLike):
             raise ValueError(f"roots: {item!r} must be a path")
         root = os.fsencode(item)
-        if not root.startswith(b"/") or b"\0" in root:
-            raise ValueError(f"roots: {item!r} must be an absolute path without NUL")
+        if not root.startswith((b"/", b"nvme://")) or b"\0" in root:
+            raise ValueError(f"roots: {item!r} must be an absolute path without NUL, or nvme://name/nsid")
         roots.append(root)
     if not 1 <= len(roots) <= _MAX_ROOTS:
         raise ValueError(f"roots has {len(roots)} paths; it must have 1 to {_MAX_ROOTS}")

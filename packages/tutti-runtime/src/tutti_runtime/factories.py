@@ -7,11 +7,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tutti_runtime import _core, config
+from tutti_runtime import _core, config, nvme_settings
 from tutti_runtime.runtime import Runtime
 from tutti_runtime.write_policy import WritePolicy
 
-__all__ = ["make_file_runtime", "make_memory_runtime", "make_runtime", "make_striped_runtime"]
+__all__ = [
+    "make_file_runtime",
+    "make_memory_runtime",
+    "make_nvme_runtime",
+    "make_runtime",
+    "make_striped_runtime",
+]
 
 _DEFAULT_UNIT = 1 << 20
 
@@ -89,9 +95,72 @@ def make_memory_runtime(*, max_in_flight: int = 4096) -> Runtime:
     return Runtime(_core.make_memory(config.check_int("max_in_flight", max_in_flight)))
 
 
+def make_nvme_runtime(
+    *,
+    controllers: Iterable[Mapping[str, Any]],
+    queues: int = 1,
+    queue_entries: int = 256,
+    window_bytes: int = 64 << 20,
+    command_timeout: float = 5.0,
+    admin_timeout: float = 2.0,
+    retry_after: float = 1.0,
+    sgl: bool = True,
+    max_in_flight: int = 4096,
+    max_results: int = 1 << 20,
+    write_policy: WritePolicy | None = None,
+    roots: Iterable[str | bytes | os.PathLike[str]] = (),
+    unit: int = _DEFAULT_UNIT,
+) -> Runtime:
+    """Make a runtime that drives NVMe controllers itself, without the kernel's driver.
+
+    Its targets: ``nvme://name/nsid?offset=BYTES&size=BYTES``; ``file:///path`` on a block device that a
+    controller is said to have, by proven extents (:func:`resolve_extents`); ``striped://`` over either.
+
+    Args:
+        controllers: one mapping each, with ``transport``, ``name`` (in URIs) and the transport's keys.
+            ``"soft"``, a controller in the process: ``memory_bytes`` or ``image`` (a file), ``lba_bytes``, or
+            ``namespaces`` (a list of mappings with these keys); ``mdts_bytes``, ``sgl``, ``max_entries``,
+            ``max_queues``, ``doorbell_stride``, ``timeout_ms``, ``noiob``, ``dma_granule``, ``latency``
+            (seconds), ``bandwidth`` (bytes a second), ``control`` (a
+            :class:`tutti_runtime.testing.SoftNvmeControl`).
+            ``"qtest"``, a controller of a QEMU process: ``socket``, ``ram``, ``slot``, ``relay``, ``peer``,
+            ``peer_slot``. ``"vfio"``: ``bdf``, which is the name too where none is given.
+            With any, ``block_devices``: a list of ``{"device": path or (major, minor), "nsid": 1, "offset":
+            bytes from the namespace's first block}``; who says so vouches for it.
+        queues, queue_entries: I/O queue pairs of each controller and entries of each; what the controller
+            grants and takes may be less.
+        window_bytes: bytes of commands under way on one controller at once.
+        command_timeout: seconds after which a command is given up: aborted, its queue made anew, at last the
+            controller reset. Its item fails with ``ETIMEDOUT``; others are sent again.
+        admin_timeout: seconds of an admin command.
+        retry_after: seconds until a controller that did not come back is tried again.
+        sgl: use scatter gather lists where a controller takes them, else PRP lists.
+        max_in_flight, max_results, write_policy: as in :func:`make_file_runtime`.
+        roots, unit: of ``striped://`` targets whose URI names none; a root is a folder or ``nvme://name/nsid``.
+
+    Raises ``ValueError`` naming the key, and ``OSError`` for a controller that does not come up.
+    """
+    settings = {
+        "controllers": controllers,
+        "queues": queues,
+        "queue_entries": queue_entries,
+        "window_bytes": window_bytes,
+        "command_timeout": command_timeout,
+        "admin_timeout": admin_timeout,
+        "retry_after": retry_after,
+        "sgl": sgl,
+        "max_in_flight": max_in_flight,
+        "max_results": max_results,
+        "write_policy": write_policy,
+        "roots": roots,
+        "unit": unit,
+    }
+    return Runtime(_core.make_nvme(**nvme_settings.check_nvme_settings(settings)))
+
+
 def make_runtime(spec: Mapping[str, Any]) -> Runtime:
-    """Make a runtime from a mapping: ``kind`` is ``"file"``, ``"striped"`` or ``"memory"``, other keys are
-    those of its function.
+    """Make a runtime from a mapping: ``kind`` is ``"file"``, ``"striped"``, ``"memory"`` or ``"nvme"``, other
+    keys are those of its function.
 
     Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad
     value.
@@ -99,15 +168,18 @@ def make_runtime(spec: Mapping[str, Any]) -> Runtime:
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec={spec!r} must be a mapping")
     if "kind" not in spec:
-        raise ValueError("key 'kind' is missing; it must be 'file', 'striped' or 'memory'")
+        raise ValueError("key 'kind' is missing; it must be 'file', 'striped', 'memory' or 'nvme'")
     kind = config.check_choice("kind", spec["kind"], config.KINDS)
     makers: dict[str, tuple[Callable[..., Runtime], tuple[str, ...]]] = {
         "file": (make_file_runtime, config.FILE_KEYS),
         "striped": (make_striped_runtime, config.STRIPED_KEYS),
         "memory": (make_memory_runtime, config.MEMORY_KEYS),
+        "nvme": (make_nvme_runtime, nvme_settings.NVME_KEYS),
     }
     maker, known = makers[kind]
     config.check_keys(spec, ("kind", *known))
     if kind == "striped" and "roots" not in spec:
         raise ValueError("key 'roots' is missing; it must be a list of absolute paths")
+    if kind == "nvme" and "controllers" not in spec:
+        raise ValueError("key 'controllers' is missing; it must be a list of mappings")
     return maker(**{key: value for key, value in spec.items() if key != "kind"})

@@ -65,6 +65,10 @@ class Runtime:
         ``raw:///absolute/path?offset=BYTES&size=BYTES`` on a file runtime: a block device or an image file,
         or a slice of it. A device that is opened writable is held exclusively: one that is mounted is
         refused (EBUSY).
+        ``nvme://name/nsid?offset=BYTES&size=BYTES`` on an NVMe runtime: a slice of a namespace. There
+        ``file:///absolute/path`` is a file on a block device of one of its controllers, by proven extents
+        (:func:`resolve_extents`), and roots of ``striped://`` can be ``nvme://name/nsid``, where each shard
+        begins at the key ``offset``.
         ``mem://name?size=BYTES`` on a memory runtime: zeros at first; lives as long as the runtime.
 
         ``root``: a tag (1 to 255 bytes of UTF-8) for the drive that the target is on; for a striped target a
@@ -109,8 +113,9 @@ class Runtime:
     def query(self, target: int) -> dict[str, Any]:
         """What an open target is.
 
-        Keys: ``uri`` as it was opened; ``kind`` (``"file"``, ``"device"``, ``"memory"`` or ``"striped"``);
-        ``path``; ``size`` and ``offset`` in bytes, the latter being where a slice begins in its file;
+        Keys: ``uri`` as it was opened; ``kind`` (``"file"``, ``"device"``, ``"memory"``, ``"nvme"``
+        or ``"striped"``); ``path``; ``size`` and ``offset`` in bytes, the latter being where a slice
+        begins in its file;
         ``writable``; ``direct``: whether O_DIRECT is in use now; ``root``: ``st_dev`` of a file, the
         number of a device; ``root_tag``: the drive as :meth:`open` was told, or ``None``; ``inode``. A
         striped target also has ``unit`` in bytes, ``rotation`` and

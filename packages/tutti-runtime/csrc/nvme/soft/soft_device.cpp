@@ -202,7 +202,8 @@ bool Device::look_at_queue(std::uint16_t id, SubmissionQueue& queue) {
   for (std::uint32_t i = 0; i < kFetchAtOnce; ++i) {
     // fetch() can delete the queue, or everything.
     const auto place = sqs_.find(id);
-    if (failed_ || place == sqs_.end() || place->second.head == place->second.tail) {
+    const bool dead = failed_ || control_.stuck.load() || control_.unplugged.load();
+    if (dead || place == sqs_.end() || place->second.head == place->second.tail) {
       break;
     }
     fetch(id, place->second);

@@ -32,7 +32,7 @@ struct CompletionQueue {
   std::uint32_t tail = 0;
   bool phase = true;
   bool overrun_said = false;
-  std::uint32_t users = 0;           ///< submission queues
+  std::uint32_t users = 0;         ///< submission queues
   std::deque<Completion> waiting;  ///< for a place; their phase is not set yet
 };
 
@@ -55,7 +55,7 @@ struct SubmissionQueue {
   std::uint32_t tail = 0;       ///< as the doorbell had it
   std::optional<std::uint32_t> ignored_tail;
   std::vector<bool> cids = std::vector<bool>(65536);  ///< in flight
-  std::vector<Pending> held;                        ///< kReorder
+  std::vector<Pending> held;                          ///< kReorder
 };
 
 /// The controller behind a soft transport: registers in `bar`, everything else its own. The owner locks;

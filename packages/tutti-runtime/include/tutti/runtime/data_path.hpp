@@ -19,7 +19,7 @@ namespace tutti::runtime {
 
 /// What there is to know of an open target.
 struct TargetInfo {
-  std::string kind;  ///< "file", "device", "memory" or "striped"
+  std::string kind;  ///< "file", "device", "memory", "nvme" or "striped"
   std::string path;  ///< of the file; else the name
   std::uint64_t size = 0;
   std::uint64_t offset = 0;  ///< where the target begins in its file or device

@@ -8,7 +8,7 @@
 
 namespace tutti::runtime {
 
-enum class Scheme { kFile, kMemory, kStriped, kRaw };
+enum class Scheme { kFile, kMemory, kStriped, kRaw, kNvme };
 
 /// Most roots of one striped target.
 inline constexpr std::size_t kMaxRoots = 64;
@@ -28,15 +28,22 @@ inline constexpr std::uint64_t kMaxStripeUnit = std::uint64_t{1} << 30;
 ///                            unit, counted from 0, less than the number of roots. size: multiple of 4 KiB
 ///   raw:///absolute/path?offset=BYTES&size=BYTES
 ///                            block device or image file; the slice begins at offset, a multiple of 4 KiB
+///   nvme://name/nsid?offset=BYTES&size=BYTES
+///                            a slice of a namespace; name is the controller's in this runtime (1 to 200
+///                            characters of A-Z a-z 0-9 . _ - :), nsid its identifier from 1 on
+///
+/// A root of a striped target can be nvme://name/nsid too; each shard then begins at `offset` of its
+/// namespace.
 struct TargetUri {
   Scheme scheme;
-  std::string path;          ///< absolute path; memory: the name; striped: path below each root
-  std::uint64_t size = 0;    ///< memory: required; raw, striped: 0 for all there is
-  std::uint64_t offset = 0;  ///< raw only
+  std::string path;          ///< absolute path; memory, nvme: the name; striped: path below each root
+  std::uint64_t size = 0;    ///< memory: required; raw, nvme, striped: 0 for all there is
+  std::uint64_t offset = 0;  ///< raw, nvme; striped: of each shard on an nvme root
   // NOLINTNEXTLINE(readability-redundant-member-init): GCC warns of aggregates that leave it out otherwise
   std::vector<std::string> roots{};  ///< striped only; empty for the runtime's own
   std::uint64_t unit = 0;            ///< striped only; 0 for the runtime's own
   std::uint32_t rotation = 0;        ///< striped only
+  std::uint32_t nsid = 0;            ///< nvme only
 };
 
 /// @throws InvalidUri naming the URI and the rule; SystemError(ENAMETOOLONG) for a path the system cannot

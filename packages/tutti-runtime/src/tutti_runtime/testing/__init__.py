@@ -26,12 +26,14 @@ from tutti_runtime.testing.plans import (
     reordering,
     short,
 )
+from tutti_runtime.testing.soft_nvme import SoftNvmeControl
 
 __all__ = [
     "FaultPlan",
     "FaultRule",
     "FaultRuntime",
     "Faults",
+    "SoftNvmeControl",
     "accepting",
     "delayed",
     "failing",

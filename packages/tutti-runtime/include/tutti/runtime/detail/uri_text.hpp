@@ -29,6 +29,12 @@ void check_path(std::string_view uri, std::string_view path, std::size_t room = 
 [[nodiscard]] std::uint64_t parse_number(std::string_view uri, std::string_view key, std::string_view digits,
                                          std::uint64_t least, std::uint64_t most);
 
+/// What begins a root that is a namespace and not a folder.
+inline constexpr std::string_view kNvmeRoot = "nvme://";
+
+/// Whether a controller can have this name in a runtime.
+[[nodiscard]] bool is_controller_name(std::string_view name) noexcept;
+
 /// Appends the root of a striped target, without trailing slashes. @returns null, or the rule that it breaks
 /// (it is then not appended).
 [[nodiscard]] const char* add_root(std::vector<std::string>& roots, std::string root);

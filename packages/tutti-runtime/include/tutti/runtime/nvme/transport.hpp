@@ -94,7 +94,7 @@ class Transport {
   virtual void write64(std::uint32_t offset, std::uint64_t value) = 0;
 
   /// The word that rings the doorbell at `offset` when it is stored to; null where only write32() rings. Good
-  /// as long as the transport.
+  /// as long as the transport; asked for anew whenever a queue begins, before its first ring.
   [[nodiscard]] virtual std::uint32_t* doorbell(std::uint32_t offset) = 0;
 
   /// Makes memory for queues and lists; `size` is rounded up to whole pages.

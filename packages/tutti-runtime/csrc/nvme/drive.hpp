@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "nvme_target.hpp"
+#include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/notices.hpp"
+#include "tutti/runtime/nvme/controller.hpp"
+#include "tutti/runtime/nvme/core/split.hpp"
+#include "tutti/runtime/ordering.hpp"
+
+namespace tutti::runtime::nvme {
+
+struct DriveSettings {
+  std::uint32_t queues = 1;                              ///< I/O queue pairs
+  std::uint32_t queue_entries = 256;                     ///< of each
+  std::uint64_t window_bytes = std::uint64_t{64} << 20;  ///< under way at once; one command always may be
+  Duration command_timeout{5.0};                         ///< after which a command is given up
+  Duration admin_timeout{2.0};
+  Duration retry_after{1.0};  ///< until a drive that does not come back is tried again
+  bool sgl = true;            ///< use SGLs where the controller takes them
+};
+
+/// What a drive is: read from the device when it was brought up, the same after every reset.
+struct DriveFacts {
+  std::string name;
+  ControllerIdentity identity;
+  std::vector<NamespaceIdentity> namespaces;
+  std::uint64_t page_bytes = 4096;
+  std::uint64_t max_command_bytes = UINT64_MAX;
+  std::uint32_t queues = 0;
+  std::uint32_t queue_entries = 0;
+  TransportCaps transport;
+
+  [[nodiscard]] const NamespaceIdentity* find(std::uint32_t nsid) const noexcept;
+};
+
+struct DriveOp {
+  IoOp op;
+  const NvmeTarget* target = nullptr;
+  const DataWindow* window = nullptr;  ///< null for a flush
+};
+
+/// One controller and the thread that works on its queues: it issues, polls, and brings back what stopped
+/// answering. In order of force: Abort, new queues, controller reset, cutting the device off from memory.
+class Drive {
+ public:
+  /// @throws what Controller throws.
+  Drive(std::unique_ptr<Transport> transport, const DriveSettings& settings,
+        std::shared_ptr<detail::Notices> notices);
+  ~Drive();
+  Drive(const Drive&) = delete;
+  Drive& operator=(const Drive&) = delete;
+
+  [[nodiscard]] const DriveFacts& facts() const noexcept { return facts_; }
+  [[nodiscard]] Transport& transport() const noexcept { return controller_->transport(); }
+  [[nodiscard]] std::uint32_t max_in_flight() const noexcept { return max_in_flight_; }
+
+  /// Starts the thread. @throws SystemError
+  void start(CompletionSink& sink);
+  /// @throws std::bad_alloc, and has then taken none.
+  void submit(std::span<const DriveOp> ops);
+  /// Ends operations that were never submitted.
+  void refuse(std::span<const DriveOp> ops, std::int32_t status) noexcept;
+  void withdraw(const OpFilter& filter, std::int32_t status) noexcept;
+  /// Ends the thread and hands the controller back. Nothing may be in flight.
+  void stop() noexcept;
+
+ private:
+  /// An operation of which commands are under way.
+  struct Active {
+    DriveOp op;
+    Splitter splitter;
+    std::uint32_t outstanding = 0;
+    bool all_issued = false;
+    std::int32_t status = 0;
+    std::uint64_t failed_at = UINT64_MAX;  ///< the first byte that was not moved
+  };
+  struct Flying {
+    Command command{};
+    std::uint32_t active = 0;
+    std::uint64_t offset = 0;  ///< in the operation
+    std::uint64_t length = 0;
+    TimePoint issued;
+    std::uint32_t tries = 0;
+    bool overdue = false;
+  };
+  struct Lane {
+    std::unique_ptr<QueuePair> queue;
+    std::vector<Flying> flying;  ///< by slot
+  };
+  enum class State {
+    kUp,
+    kDown,      ///< cut off or gone: nothing is under way, new operations fail
+    kStranded,  ///< does not answer and cannot be cut off: what is under way keeps its memory
+  };
+
+  // Work (drive.cpp)
+  void work() noexcept;
+  bool wait_for_work();
+  bool issue();
+  bool begin_next();
+  bool issue_current();
+  void send(Lane& lane, const Flying& flying);
+  [[nodiscard]] Lane* lane_with_room() noexcept;
+  bool reap();
+  bool reap(Lane& lane);
+  void take_back(const Flying& flying);
+  void end_command(const Flying& flying, std::int32_t error);
+  void end_if_done(std::uint32_t index);
+  void report();
+
+  // Recovery (drive_recovery.cpp)
+  void look_after(TimePoint now);
+  void recover(Lane& lane);
+  [[nodiscard]] bool abort_overdue(Lane& lane);
+  [[nodiscard]] bool wait_for_overdue(Lane& lane);
+  void remake(Lane& lane);
+  void reset_controller();
+  void bring_up();
+  void cut_off(int error);
+  void settle(Lane& lane);
+  void send_again();
+  void give_up_again(int error);
+  void fail_waiting() noexcept;
+  void say(const char* key, const std::string& text);
+
+  const DriveSettings settings_;
+  const std::shared_ptr<detail::Notices> notices_;
+  std::unique_ptr<Controller> controller_;
+  DriveFacts facts_;
+  std::uint32_t max_in_flight_ = 0;
+  CompletionSink* sink_ = nullptr;
+  std::thread thread_;
+
+  std::mutex mutex_;  ///< guards the next four
+  std::condition_variable wake_;
+  std::deque<DriveOp> waiting_;
+  bool stopping_ = false;
+  bool asleep_ = false;
+
+  // The thread's own.
+  std::vector<Lane> lanes_;
+  std::size_t next_lane_ = 0;
+  std::vector<Active> actives_;
+  std::vector<std::uint32_t> free_actives_;
+  std::int64_t current_ = -1;  ///< the operation that is being issued
+  std::uint32_t in_flight_ = 0;
+  std::uint64_t bytes_in_flight_ = 0;
+  std::vector<IoOp> finished_;
+  std::vector<Flying> again_;  ///< commands whose queue went away under them
+  State state_ = State::kUp;
+  int down_error_ = 0;
+  TimePoint retry_at_;
+  TimePoint looked_;
+};
+
+}  // namespace tutti::runtime::nvme
