@@ -95,6 +95,9 @@ class Bench:
 
     def ask(self, engine: engines.EngineProcess, name: str, seed: int) -> None:
         """Ask all prompts; keep what came of them under a name."""
+        engine.ask(
+            self.prompts(-1)[:1], 4, at_once=False
+        )  # some wait before, and an idle machine wakes slowly
         answers = engine.ask(self.prompts(seed), 4, at_once=False)
         self.seconds.setdefault(name, []).append(answers.first_token_seconds)
         self.hits[name] = answers.hit_tokens
