@@ -10,12 +10,13 @@ import os
 import socket
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from tutti_engine.errors import RootError, StoreBusyError
 
-__all__ = ["LOCK_NAME", "OwnerLock"]
+__all__ = ["LOCK_NAME", "Owner", "OwnerLock", "read_owner"]
 
 LOCK_NAME = "owner.lock"
 
@@ -23,6 +24,53 @@ LOOK_SECONDS = 0.5
 """Others lock the file for a moment to see whether it is owned: only who has it for longer is an owner."""
 
 LOOK_PAUSE = 0.01
+
+OWNER_BYTES = 4096
+"""Bytes that are read of what an owner wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the last owner of a directory wrote down about itself.
+
+    Attributes:
+        pid: its process, None when that cannot be read.
+        since: when it took the directory, its local time, empty when that cannot be read.
+        host: its machine's name, empty when that cannot be read.
+    """
+
+    pid: int | None = None
+    since: str = ""
+    host: str = ""
+
+    @classmethod
+    def parse(cls, text: bytes) -> Owner:
+        """Read what ``OwnerLock`` wrote; what is not like that counts as not said."""
+        try:
+            found = json.loads(text)
+            pid, since, host = found["pid"], found.get("since"), found.get("host")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls()
+        return cls(
+            pid if isinstance(pid, int) else None,
+            since if isinstance(since, str) and len(since) == len("2000-01-01 00:00:00") else "",
+            host if isinstance(host, str) else "",
+        )
+
+
+def read_owner(directory: Path | str) -> Owner:
+    """Return who had a directory last, without a lock: it says nothing about whether somebody has it now."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(Path(directory) / LOCK_NAME, flags)
+    except OSError:
+        return Owner()
+    try:
+        return Owner.parse(os.pread(descriptor, OWNER_BYTES, 0))
+    except OSError:
+        return Owner()
+    finally:
+        os.close(descriptor)
 
 
 def process_start_ticks() -> int:
@@ -103,12 +151,10 @@ class OwnerLock:
     def _read_owner(self) -> tuple[int | None, str]:
         """Return the owner's pid and a remark since when it has the store, as far as that can be read."""
         try:
-            owner = json.loads(os.pread(self._fd, 4096, 0))
-            pid, since = owner["pid"], owner.get("since")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            owner = Owner.parse(os.pread(self._fd, OWNER_BYTES, 0))
+        except OSError:
             return None, ""
-        remark = f" since {since}" if isinstance(since, str) and len(since) == 19 else ""
-        return pid if isinstance(pid, int) else None, remark
+        return owner.pid, f" since {owner.since}" if owner.since else ""
 
     @property
     def held(self) -> bool:

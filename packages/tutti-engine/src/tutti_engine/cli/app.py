@@ -6,6 +6,7 @@ from __future__ import annotations
 import typer
 
 from tutti_engine.cli.simulate import simulate
+from tutti_engine.cli.stores import list_stores, stat
 
 __all__ = ["app"]
 
@@ -16,6 +17,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("ls")(list_stores)
+app.command()(stat)
 app.command()(simulate)
 
 

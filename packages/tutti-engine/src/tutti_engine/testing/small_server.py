@@ -17,9 +17,9 @@ from tutti_engine.movers.plain import PlainMover
 from tutti_engine.namespace import Namespace
 from tutti_engine.plan import ChunkKey
 
-__all__ = ["SmallServer"]
+__all__ = ["NAMESPACE", "SmallServer"]
 
-NAMESPACE = Namespace({"model": "small server"})
+NAMESPACE = Namespace({"model": "small server", "checksum": PlainMover.checksum_name})
 
 
 class SmallServer:
