@@ -120,9 +120,16 @@ def _command_line(arguments: dict[str, Any]) -> list[str]:
 
 
 async def complete(
-    server: OnlineServer, prompt: Sequence[int], max_tokens: int, *, leave_after: int | None = None
+    server: OnlineServer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    leave_after: int | None = None,
+    engine: int | None = None,
 ) -> list[int]:
     """Return the greedy answer, streamed; with ``leave_after`` hang up after so many tokens.
+
+    ``engine`` is the number of the data-parallel engine that shall answer; None leaves it to vLLM.
 
     Raises RuntimeError with what came instead of an answer.
     """
@@ -140,7 +147,9 @@ async def complete(
     try:
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(payload)}\r\nConnection: close\r\n"
+            + ("" if engine is None else f"X-data-parallel-rank: {engine}\r\n")
+            + "\r\n"
         )
         writer.write(head.encode() + payload)
         await writer.drain()
