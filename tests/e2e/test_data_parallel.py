@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data-parallel engines behind one port, on one root: each has a store of its own, also after a restart."""
+"""Two data-parallel engines behind one port, on one root: each has a store of its own, also after a restart.
+
+Ten processes start, which takes minutes on few cores:
+``TUTTI_LONG_TESTS=1 pytest tests/e2e/test_data_parallel.py``.
+"""
 
 import asyncio
 import json
+import os
 
+import pytest
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_TOKENS, prompt
 
 from tools.engine_process import EngineSpec
 from tools.online_server import OnlineServer, complete, read_metrics
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TUTTI_LONG_TESTS"), reason="takes minutes; TUTTI_LONG_TESTS=1 runs it"
+)
 
 CAPACITY = 64 << 20
 ENGINES = 2

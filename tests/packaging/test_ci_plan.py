@@ -118,3 +118,11 @@ def test_every_package_has_rounds_that_install_only_lower_layers() -> None:
 
 def test_the_workflows_are_the_generated_ones() -> None:
     assert ci_workflows.stale(ROOT) == []
+
+
+def test_what_needs_torch_or_kernels_runs_beside_them() -> None:
+    for path in (ROOT / "packages/tutti-engine/tests").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if 'importorskip("torch"' in text or 'importorskip("tutti_kv_kernels"' in text:
+            assert str(path.relative_to(ROOT)).startswith(ci_run.TOGETHER)
+    assert all((ROOT / each).exists() for each in ci_run.TOGETHER)
