@@ -30,7 +30,7 @@ CHECK_NAMES = (
     "the_bus_master_bit_is_ours",
     "one_process_has_a_drive_once",
     "the_kernels_files_are_read_raw",
-    "new_contents_are_written_raw",
+    "the_runtime_reads_and_writes_the_same_blocks",
     "another_devices_memory_is_a_window",
     "the_drives_own_memory_is_a_window",
     "a_killed_process_leaves_the_drive_usable",

@@ -110,7 +110,7 @@ class NvmePath final : public DataPath {
 
  private:
   [[nodiscard]] std::string describe(const DriveFacts& facts) const {
-    const std::string largest = facts.max_command_bytes == UINT64_MAX
+    const std::string largest = facts.identity.mdts == 0
                                     ? "no limit of MDTS"
                                     : "MDTS of " + std::to_string(facts.max_command_bytes) + " bytes";
     return facts.name + ", " + facts.identity.model + ", " + std::to_string(facts.queues) +

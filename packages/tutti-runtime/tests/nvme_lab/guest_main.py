@@ -109,8 +109,8 @@ def one_process_has_a_drive_once(guest: Guest) -> None:
         raise AssertionError("opened twice")
 
 
-def _transfer(bus: _core.NvmeBus, serial: str, guest: Guest, opcode: int, window: mmap.mmap) -> None:
-    """The whole file, page by page, through a window of this process."""
+def _read_file(bus: _core.NvmeBus, serial: str, guest: Guest, window: mmap.mmap) -> None:
+    """By its extents, two pages at a time, into a window of this process."""
     controller = Controller(bus)
     lba_bytes = guest.identities[serial].lba_bytes
     queue = controller.make_queue()
@@ -120,7 +120,7 @@ def _transfer(bus: _core.NvmeBus, serial: str, guest: Guest, opcode: int, window
         for offset in range(0, length, 2 * PAGE):
             size = min(2 * PAGE, length - offset)
             prp = (iova + logical + offset, iova + logical + offset + PAGE if size > PAGE else 0)
-            status = queue.transfer(opcode, (physical + offset) // lba_bytes, size // lba_bytes, prp)
+            status = queue.transfer(READ, (physical + offset) // lba_bytes, size // lba_bytes, prp)
             assert status == 0, f"status {status:#x}"
     controller.disable()
 
@@ -128,15 +128,47 @@ def _transfer(bus: _core.NvmeBus, serial: str, guest: Guest, opcode: int, window
 def the_kernels_files_are_read_raw(guest: Guest) -> None:
     for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
         window = mmap.mmap(-1, FILE_BYTES)
-        _transfer(_core.open_vfio_bus(bdf), serial, guest, READ, window)
+        _read_file(_core.open_vfio_bus(bdf), serial, guest, window)
         assert window[:] == content(FILE_BYTES, seed), f"{serial} holds other bytes"
 
 
-def new_contents_are_written_raw(guest: Guest) -> None:
-    for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
-        window = mmap.mmap(-1, FILE_BYTES)
-        window[:] = content(FILE_BYTES, 100 + seed)
-        _transfer(_core.open_vfio_bus(bdf), serial, guest, WRITE, window)
+def _requests(guest: Guest, serial: str, direction: int, memory: int, target: int) -> np.ndarray:
+    """One for each of the file's extents."""
+    extents = guest.extents[serial]
+    requests = np.zeros(len(extents), dtype=tr.REQUEST_DTYPE)
+    requests["direction"], requests["memory"], requests["target"] = direction, memory, target
+    for request, (logical, physical, length) in zip(requests, extents, strict=True):
+        request["memory_offset"], request["target_offset"], request["length"] = logical, physical, length
+    return requests
+
+
+def _run(runtime: tr.Runtime, requests: np.ndarray) -> None:
+    result = runtime.submit(requests, timeout=60)
+    assert result.accepted.all(), result.errors
+    status = runtime.wait(result.handle, timeout=90).status
+    assert not status.any(), status
+
+
+def the_runtime_reads_and_writes_the_same_blocks(guest: Guest) -> None:
+    """All drives in one runtime; what it says of them is what the kernel says."""
+    controllers = [{"transport": "vfio", "bdf": bdf} for bdf in guest.drives.values()]
+    with tr.make_nvme_runtime(controllers=controllers) as runtime:
+        window = tr.HostMemory(FILE_BYTES)
+        memory = runtime.register_memory(window.address, FILE_BYTES)
+        said = runtime.caps()["features_used"]
+        for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+            identity = guest.identities[serial]
+            target = runtime.open(f"nvme://{bdf}/1")
+            assert runtime.query(target)["size"] == identity.size_bytes
+            assert identity.model in said[f"controller {bdf}"]
+            assert f"MDTS of {identity.mdts_bytes} bytes" in said[f"controller {bdf}"]
+            _run(runtime, _requests(guest, serial, tr.READ, memory, target))
+            assert window.bytes.tobytes() == content(FILE_BYTES, seed), f"{serial} holds other bytes"
+            window.bytes[:] = np.frombuffer(content(FILE_BYTES, 100 + seed), np.uint8)
+            _run(runtime, _requests(guest, serial, tr.WRITE, memory, target))
+            flush = np.zeros(1, dtype=tr.REQUEST_DTYPE)
+            flush["direction"], flush["target"] = tr.FLUSH, target
+            _run(runtime, flush)
 
 
 def _through(controller: Controller, memory: mmap.mmap, address: int, guest: Guest) -> None:
@@ -246,7 +278,7 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     the_bus_master_bit_is_ours,
     one_process_has_a_drive_once,
     the_kernels_files_are_read_raw,
-    new_contents_are_written_raw,
+    the_runtime_reads_and_writes_the_same_blocks,
     another_devices_memory_is_a_window,
     the_drives_own_memory_is_a_window,
     a_killed_process_leaves_the_drive_usable,
