@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import typer
 
+from tutti_engine.cli.doctor import doctor
 from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(doctor)
 app.command("ls")(list_stores)
 app.command()(stat)
 app.command()(simulate)

@@ -70,6 +70,7 @@ def test_ages_are_counted_over_more_than_one_piece(tutti, store, monkeypatch):
     (facts,) = store_facts.find_stores([store])
     use = store_facts.read_use(facts, now=time.time() + 2 * 86400)
     assert use.ages == (0, 0, 6, 0, 0)
+    assert store_facts.read_use(facts, now=time.time() + 99 * 86400).ages == (0, 0, 0, 0, 6)
 
 
 def test_stat_takes_the_begin_of_a_name_and_refuses_any_other(tutti, store):
