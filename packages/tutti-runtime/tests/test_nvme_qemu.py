@@ -156,6 +156,31 @@ def test_a_slow_drive_costs_the_deadline_and_no_more(tmp_path: Path) -> None:
         assert rig.runtime.shutdown(60.0)
 
 
+@pytest.mark.parametrize("relay", [False, True], ids=["registers", "stores"])
+def test_commands_that_are_given_up_do_not_spoil_their_queue(tmp_path: Path, relay: bool) -> None:
+    """QEMU aborts nothing: the queue is deleted under the commands that are overdue, and made anew.
+
+    QEMU waits for the drive before it has deleted a queue: those commands may still succeed.
+    """
+    with machine_of([drive_of(tmp_path, max_iops=4)]) as machine:
+        rig = rig_of(machine, relay=relay, command_timeout=0.3, queue_entries=8)
+        target = rig.open()
+        rows = [request(tr.READ, rig.memory, i * PAGE, target, i * MIB, PAGE) for i in range(7)]
+        done = run(rig.runtime, batch(*rows), 60)
+        assert machine.count("pci_nvme_del_sq") > 0
+        assert set(done.status.tolist()) <= {0, errno.ETIMEDOUT}
+        assert not done.bytes[done.status != 0].any()
+        # One at a time is within its time, on queues that begin again.
+        rig.window[:PAGE] = 9
+        for row in (
+            request(tr.WRITE, rig.memory, 0, target, MIB, PAGE),
+            request(tr.READ, rig.memory, PAGE, target, MIB, PAGE),
+        ):
+            assert not run(rig.runtime, batch(row), 60).status.any()
+        assert (rig.window[PAGE : 2 * PAGE] == 9).all()
+        assert rig.runtime.shutdown(30.0)
+
+
 def test_four_controllers_behind_one_striped_target(tmp_path: Path) -> None:
     drives = [drive_of(tmp_path, number, lba_bytes=4096 if number % 2 else 512) for number in range(4)]
     unit = 64 * KIB

@@ -128,6 +128,10 @@ class Machine:
         """The test is going to break a rule: these events are expected, and no others."""
         self.provoked |= set(names)
 
+    def count(self, event: str) -> int:
+        """How often a traced event came so far."""
+        return events(self.log)[event]
+
     def check(self) -> None:
         """The machine is alive; every event of its trace was provoked, and every provoked one came."""
         assert self.process.poll() is None, f"QEMU ended: {self.log.read_text()}"

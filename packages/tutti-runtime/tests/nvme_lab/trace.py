@@ -8,8 +8,9 @@ from pathlib import Path
 
 __all__ = ["TRACE_ARGUMENTS", "events", "unprovoked"]
 
-TRACE_ARGUMENTS = ("-trace", "pci_nvme_err*", "-trace", "pci_nvme_ub*")
-"""Errors that the model answers with, and undefined behaviour that the specification leaves open."""
+RULES = ("pci_nvme_err", "pci_nvme_ub")
+TRACE_ARGUMENTS = (*("-trace", "pci_nvme_err*"), *("-trace", "pci_nvme_ub*"), *("-trace", "pci_nvme_del_sq"))
+"""Errors that the model answers with, what the specification leaves undefined, and deleted queues."""
 
 
 def events(log: Path) -> Counter[str]:
@@ -21,4 +22,4 @@ def events(log: Path) -> Counter[str]:
 def unprovoked(log: Path, provoked: frozenset[str]) -> list[str]:
     """Lines of events that the test did not mean to provoke."""
     lines = log.read_text().splitlines() if log.exists() else []
-    return [line for line in lines if line.startswith("pci_nvme_") and line.split()[0] not in provoked]
+    return [line for line in lines if line.startswith(RULES) and line.split()[0] not in provoked]

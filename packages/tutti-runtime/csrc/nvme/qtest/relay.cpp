@@ -38,18 +38,31 @@ std::uint32_t* DoorbellRelay::word(std::uint32_t offset) {
   return &words_[index];
 }
 
+std::uint32_t DoorbellRelay::take(std::uint32_t index) {
+  std::uint32_t value = load_acquire(&words_[index]);
+  // A store between the two is found in the next round.
+  const bool taken =
+      value != kUnrung && std::atomic_ref(words_[index]).compare_exchange_strong(value, kUnrung);
+  return taken ? value : kUnrung;
+}
+
 bool DoorbellRelay::look() {
   std::lock_guard lock(mutex_);
-  bool changed = false;
-  for (std::uint32_t index = 0; index < watched_; ++index) {
-    std::uint32_t value = load_acquire(&words_[index]);
-    // A store between the two is found in the next round.
-    if (value != kUnrung && std::atomic_ref(words_[index]).compare_exchange_strong(value, kUnrung)) {
+  // A bus keeps the stores of a processor in order. It matters for an admin command, which may delete a
+  // queue: what was rung before it is found after it is taken, and goes first.
+  const std::uint32_t admin_tail = take(0);
+  bool rung = admin_tail != kUnrung;
+  for (std::uint32_t index = 1; index < watched_; ++index) {
+    const std::uint32_t value = take(index);
+    if (value != kUnrung) {
       write_(kDoorbells + 4 * index, value);
-      changed = true;
+      rung = true;
     }
   }
-  return changed;
+  if (admin_tail != kUnrung) {
+    write_(kDoorbells, admin_tail);
+  }
+  return rung;
 }
 
 void DoorbellRelay::run() {

@@ -35,6 +35,8 @@ class DoorbellRelay {
   static constexpr std::uint32_t kWords = 1024;
 
   void run();
+  /// The value that a word was rung with since it was last taken, or what no doorbell holds.
+  [[nodiscard]] std::uint32_t take(std::uint32_t index);
   /// True when a word had been rung.
   [[nodiscard]] bool look();
 
