@@ -69,8 +69,8 @@ def _gpu_initiated_host(system: System) -> tuple[Finding, ...]:
 def _gpu_initiated(system: System) -> Way:
     findings = (*_gpu_initiated_host(system), _peer_addresses(system))
     note = (
-        "Needs a whole drive. The CPU can fill the same queues (make_nvme_runtime): that needs vfio, the IOMMU "
-        "and the drive only. " + UNTESTED
+        "Needs a whole drive. The CPU can fill the same queues (make_nvme_runtime), which needs vfio, the "
+        "IOMMU and the drive only. " + UNTESTED
     )
     return Way("gpu-initiated", "GPU-initiated: a kernel on the GPU drives the queues", note, findings)
 
