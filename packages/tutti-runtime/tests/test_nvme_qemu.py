@@ -14,10 +14,12 @@ from loop_kit import Loops
 from numpy.typing import NDArray
 from nvme_lab.drives import Drive, FailAt, Peer, make_image
 from nvme_lab.machine import MIB, Machine, machine_of
-from nvme_lab.windows import machine_window, peer_window
+from nvme_lab.windows import MachineSubject, machine_window, peer_window
 from runtime_kit import KIB, PAGE, batch, request, run
 
 import tutti_runtime as tr
+from tutti_runtime.testing import contract
+from tutti_runtime.testing.subjects import MadeTarget
 
 WINDOW = 16 * MIB
 DRIVE = 64 * MIB
@@ -49,8 +51,7 @@ def specs(machine: Machine, **more: object) -> list[dict[str, object]]:
 
 def rig_of(machine: Machine, *, relay: bool = False, **settings: object) -> Rig:
     runtime = tr.make_nvme_runtime(controllers=specs(machine, relay=relay), **settings)  # type: ignore[arg-type]
-    with machine_window(machine, WINDOW) as window:
-        return Rig(machine, runtime, window)
+    return Rig(machine, runtime, machine_window(machine, WINDOW))
 
 
 def drive_of(folder: Path, number: int = 0, **more: object) -> Drive:
@@ -108,6 +109,21 @@ def test_random_transfers_put_every_byte_in_its_place(
         assert np.array_equal(rig.image()[MIB : MIB + WINDOW], model)
         assert not rig.image()[MIB + WINDOW :].any()
         assert rig.runtime.shutdown(10.0)
+
+
+@pytest.mark.parametrize("check", contract.CHECKS)
+def test_the_contract_of_every_runtime(tmp_path: Path, check: str) -> None:
+    """As every other data path keeps it; a target is a slice of a namespace, doorbells are plain stores."""
+
+    def slice_of(_: Path, number: int, size: int) -> MadeTarget:
+        return MadeTarget(f"nvme://d0/1?offset={number * MIB}&size={size}", size)
+
+    with machine_of([Drive(make_image(tmp_path / "drive", 512 * MIB), "Q")]) as machine:
+        runtime = tr.make_nvme_runtime(controllers=specs(machine, relay=True))
+        subject = MachineSubject("qemu", runtime, tmp_path, slice_of)
+        subject.machine = machine
+        contract.CHECKS[check](subject)
+        runtime.shutdown(30.0)
 
 
 def test_many_small_commands_wrap_the_rings(machine: Machine) -> None:
@@ -211,19 +227,19 @@ def test_another_devices_memory_is_a_window(tmp_path: Path) -> None:
     with machine_of([drive_of(tmp_path)], peer=peer) as machine:
         rig = rig_of(machine)
         target = rig.open()
-        with peer_window(machine, size) as window:
-            there = rig.runtime.register_memory(int(window.ctypes.data), size)
-            window[:] = np.random.default_rng(4).integers(0, 256, size, dtype=np.uint8)
-            expected = window.copy()
-            assert not run(rig.runtime, batch(request(tr.WRITE, there, 0, target, 0, size))).status.any()
-            window[:] = 0
-            rows = (
-                request(tr.READ, there, PAGE, target, PAGE, size - PAGE),
-                request(tr.READ, rig.memory, 0, target, 0, size),
-            )
-            assert not run(rig.runtime, batch(*rows)).status.any()
-            assert np.array_equal(window[PAGE:], expected[PAGE:])
-            assert np.array_equal(rig.window[:size], expected)
+        window = peer_window(machine, size)
+        there = rig.runtime.register_memory(int(window.ctypes.data), size)
+        window[:] = np.random.default_rng(4).integers(0, 256, size, dtype=np.uint8)
+        expected = window.copy()
+        assert not run(rig.runtime, batch(request(tr.WRITE, there, 0, target, 0, size))).status.any()
+        window[:] = 0
+        rows = (
+            request(tr.READ, there, PAGE, target, PAGE, size - PAGE),
+            request(tr.READ, rig.memory, 0, target, 0, size),
+        )
+        assert not run(rig.runtime, batch(*rows)).status.any()
+        assert np.array_equal(window[PAGE:], expected[PAGE:])
+        assert np.array_equal(rig.window[:size], expected)
         assert rig.runtime.shutdown(10.0)
 
 
@@ -266,8 +282,7 @@ def test_files_of_a_mounted_file_system_are_read_and_written_beneath_it(loops: L
         (spec,) = specs(machine)
         spec["block_devices"] = [{"device": str(device.path)}]
         runtime = tr.make_nvme_runtime(controllers=[spec])
-        with machine_window(machine, WINDOW) as window:
-            rig = Rig(machine, runtime, window)
+        rig = Rig(machine, runtime, machine_window(machine, WINDOW))
         target = rig.open(path.as_uri())
         assert not run(runtime, batch(request(tr.READ, rig.memory, 0, target, 0, size))).status.any()
         assert np.array_equal(rig.window[:size], expected)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,8 +160,10 @@ def test_a_drive_that_may_not_master_the_bus_reaches_no_memory(machine: Machine)
     queue = controller.make_queue()
     assert bus.set_bus_master(False)
     queue.post(READ)
+    # It cannot fetch its entry: CSTS.CFS, controller fatal status.
+    deadline = time.monotonic() + 30
     while bus.read32(0x1C) & 2 == 0:
-        pass  # it cannot fetch its entry: CSTS.CFS, controller fatal status
+        assert time.monotonic() < deadline
     assert bus.set_bus_master(True)
     assert Controller(bus).identity().serial == "QT0"
     machine.provokes("pci_nvme_err_addr_read", "pci_nvme_err_cfs")
