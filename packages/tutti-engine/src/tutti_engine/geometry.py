@@ -153,6 +153,11 @@ class Geometry:
         return self.page_bytes * self.blocks_per_chunk
 
     @property
+    def data_sizes(self) -> list[int]:
+        """How many bytes of a segment carry data, in ascending order: one number for each kind of layer."""
+        return sorted({self.blocks_of(n) * group.page_bytes for n, group in enumerate(self.groups)})
+
+    @property
     def segment_bytes(self) -> int:
         """Bytes of one segment as it is staged and stored, a multiple of 4 KiB."""
         return align_up(self.segment_data_bytes, SEGMENT_ALIGNMENT)

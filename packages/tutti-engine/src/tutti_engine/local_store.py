@@ -165,6 +165,7 @@ class LocalStore:
                 write_namespace(
                     layout,
                     namespace,
+                    geometry,
                     bytes_needed(num_chunks, geometry=geometry, ranks=ranks, roots=len(roots)) // len(roots),
                 )
             store = cls._settled(layout, catalogue, ranks, space or SpaceSettings(), owners)
@@ -335,13 +336,16 @@ def shrink_catalogue(catalogue: Catalogue, layout: StoreLayout, ranks: int) -> N
             log.warning("%s stays larger than its share of the capacity: %s", path, error)
 
 
-def write_namespace(layout: StoreLayout, namespace: Namespace, reserved_bytes: int) -> None:
+def write_namespace(
+    layout: StoreLayout, namespace: Namespace, geometry: Geometry, reserved_bytes: int
+) -> None:
     """Write the readable facts, the store's id and size beside the data, where they differ from before."""
     document = {
         **json.loads(namespace.to_json()),
         "store_id": layout.store_id,
         "num_chunks": layout.num_chunks,
         "reserved_bytes": reserved_bytes,
+        "data_bytes": geometry.data_sizes,
     }
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     if len(text) > NAMESPACE_FILE_BYTES // 2:

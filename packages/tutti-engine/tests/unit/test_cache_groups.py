@@ -11,7 +11,7 @@ from tutti_engine import ChunkKey, Geometry, GeometryError, LoadResult, StoreRes
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.catalogue import Record
 from tutti_engine.geometry import CacheGroup
-from tutti_engine.movers.plain import PlainMover
+from tutti_engine.movers.plain import PlainMover, checksum
 from tutti_engine.plan import SKIP_BLOCK
 from tutti_engine.planner import Planner
 from tutti_engine.prefix_hits import longest_hit
@@ -162,11 +162,11 @@ class StridedMover(PlainMover):
         data = b"".join(self.page(layer, b) for b in blocks)
         target[: len(data)] = data
         target[len(data) :] = bytes(len(target) - len(data))
-        return self._checksum(data)
+        return checksum(data)
 
     def _unpack(self, layer, blocks, slot, expected):
         source, size = self._slot(slot), self.size(layer)
-        if self._checksum(source[: len(blocks) * size]) != expected:
+        if checksum(source[: len(blocks) * size]) != expected:
             return False
         for index, block in enumerate(blocks):
             if block != SKIP_BLOCK:

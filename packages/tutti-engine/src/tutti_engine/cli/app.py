@@ -8,6 +8,7 @@ import typer
 from tutti_engine.cli.doctor import doctor
 from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
+from tutti_engine.cli.verify import verify
 
 __all__ = ["app"]
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(doctor)
 app.command("ls")(list_stores)
 app.command()(stat)
+app.command()(verify)
 app.command()(simulate)
 
 

@@ -13,7 +13,12 @@ import tutti_kv_kernels as kernels
 from tutti_engine.backend import StagingWindow
 from tutti_engine.movers.columns import column, matrix
 
-__all__ = ["KernelMover"]
+__all__ = ["KernelMover", "checksum"]
+
+
+def checksum(data: memoryview) -> int:
+    """Return the kernels' checksum of some writable bytes."""
+    return kernels.checksum(torch.frombuffer(data, dtype=torch.uint8))
 
 
 class KernelMover:

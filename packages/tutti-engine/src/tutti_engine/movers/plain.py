@@ -12,7 +12,12 @@ from tutti_engine.backend import StagingWindow
 from tutti_engine.geometry import Geometry
 from tutti_engine.plan import SKIP_BLOCK
 
-__all__ = ["PlainMover"]
+__all__ = ["PlainMover", "checksum"]
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """Return the first 64 bits of BLAKE2b, little-endian."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 class PlainMover:
@@ -64,12 +69,12 @@ class PlainMover:
         data = b"".join(pages[b * size : (b + 1) * size] for b in blocks)
         target[: len(data)] = data
         target[len(data) :] = bytes(len(target) - len(data))
-        return self._checksum(data)
+        return checksum(data)
 
     def _unpack(self, layer: int, blocks: Sequence[int], slot: int, expected: int | None) -> bool:
         pages, size = self._layers[layer], self._page_bytes[layer]
         source = self._slot(slot)
-        if expected is not None and self._checksum(source[: len(blocks) * size]) != expected:
+        if expected is not None and checksum(source[: len(blocks) * size]) != expected:
             return False
         for index, block in enumerate(blocks):
             if block != SKIP_BLOCK:
@@ -85,7 +90,3 @@ class PlainMover:
         for block in blocks:
             if not 0 <= block < count:
                 raise ValueError(f"block {block} is outside of 0..{count - 1}")
-
-    @staticmethod
-    def _checksum(data: bytes | memoryview) -> int:
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
