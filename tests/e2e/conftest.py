@@ -51,6 +51,8 @@ class Engine:
     def __init__(self, model: Path, connector: dict[str, Any] | None, options: dict[str, Any]) -> None:
         from vllm import LLM
 
+        # Engines that ended are gone by now: what is left stays out of the collections of the next one's end.
+        gc.freeze()
         self.llm = LLM(**EngineSpec(str(model), connector, OPTIONS | options).arguments())
 
     @property

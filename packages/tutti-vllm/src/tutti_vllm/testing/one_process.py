@@ -53,6 +53,8 @@ class OneProcessEngine:
         from vllm.config import KVTransferConfig
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        # What vLLM has imported so far stays out of the many collections that ending an engine asks for.
+        gc.freeze()
         arguments: dict[str, Any] = {
             "model": str(model),
             "dtype": "float32",
