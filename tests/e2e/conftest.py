@@ -53,6 +53,7 @@ class Engine:
 
         # Engines that ended are gone by now: what is left stays out of the collections of the next one's end.
         gc.freeze()
+        self._began: dict[str, int] = {}
         self.llm = LLM(**EngineSpec(str(model), connector, OPTIONS | options).arguments())
 
     @property
@@ -88,8 +89,11 @@ class Engine:
         return {name: value - before.get(name, 0) for name, value in self.counters().items()}
 
     def transferred(self, before: dict[str, int] | None = None) -> tuple[int, int]:
-        """Return how many chunks were loaded and stored, as the bytes read and written prove."""
-        moved = self.moved(before or {})
+        """Return how many chunks were loaded and stored, as the bytes read and written prove.
+
+        By default since the engine, or a test on it, began.
+        """
+        moved = self.moved(self._began if before is None else before)
         loaded, stored = moved.get("load_chunks", 0), moved.get("store_chunks", 0)
         assert moved.get("read_bytes", 0) == loaded * CHUNK_BYTES
         assert moved.get("written_bytes", 0) == stored * CHUNK_BYTES
@@ -132,6 +136,11 @@ class Engine:
         """Empty vLLM's own prefix cache, and the connector's if asked to."""
         assert self.llm.reset_prefix_cache(reset_connector=disk)
 
+    def begin(self) -> None:
+        """Forget everything for a test that shares the engine with others."""
+        self.forget_memory(disk=True)
+        self._began = self.counters()
+
     def close(self) -> None:
         """End the engine."""
         self._core.shutdown()
@@ -171,6 +180,35 @@ def reference(model: Path) -> Iterator[Callable[..., list[list[int]]]]:
         yield answers
 
 
+def settings_of(root: Path, capacity_bytes: int = 64 << 20) -> dict[str, Any]:
+    """Return the connector's settings that tests use."""
+    return {
+        "capacity_bytes": capacity_bytes,
+        "root": str(root),
+        "blocks_per_chunk": BLOCKS_PER_CHUNK,
+        "strict": True,
+        # Tests that count what was loaded must not depend on what took how long.
+        "break_even": False,
+    }
+
+
+@pytest.fixture(scope="class")
+def one_engine(model: Path, tmp_path_factory: pytest.TempPathFactory, vllm_loaded: None) -> Iterator[Engine]:
+    """One engine for the tests of a class, which start no other."""
+    # Of several loads and prefills ``auto`` would learn, and what a test counts depend on those before it.
+    settings = settings_of(tmp_path_factory.mktemp("shared") / "cache") | {"load_mode": "async"}
+    engine = Engine(model, settings, {})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(one_engine: Engine) -> Engine:
+    """The engine of the class, with nothing stored."""
+    one_engine.begin()
+    return one_engine
+
+
 @pytest.fixture
 def start(model: Path, tmp_path: Path, vllm_loaded: None) -> Iterator[Callable[..., Engine]]:
     """Start engines with the connector on a store of the test's own; they are closed at its end."""
@@ -185,14 +223,7 @@ def start(model: Path, tmp_path: Path, vllm_loaded: None) -> Iterator[Callable[.
         for engine in running:
             engine.close()
         running.clear()
-        connector = {
-            "capacity_bytes": capacity_bytes,
-            "root": str(root or tmp_path / "cache"),
-            "blocks_per_chunk": BLOCKS_PER_CHUNK,
-            "strict": True,
-            # Tests that count what was loaded must not depend on what took how long.
-            "break_even": False,
-        } | (settings or {})
+        connector = settings_of(root or tmp_path / "cache", capacity_bytes) | (settings or {})
         running.append(Engine(model, connector, options))
         return running[-1]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
 from typing import Any, cast
 
-from tutti_engine.chunk_transfer import BlockIds, ChunkKey
+from tutti_engine.chunk_transfer import SKIP_BLOCK, BlockIds, ChunkKey
 
-__all__ = ["BlockRows", "ChunkBlocks", "Rows", "neighbours", "pick"]
+__all__ = ["BlockRows", "ChunkBlocks", "Rows", "named_blocks", "neighbours", "pick"]
 
 
 class BlockRows(Sequence[tuple[int, ...]]):
@@ -77,6 +77,12 @@ class BlockRows(Sequence[tuple[int, ...]]):
         for row in rows:
             flat.extend(row)
         return cls(flat, widths.pop(), len(rows))
+
+
+def named_blocks(rows: Rows) -> list[int]:
+    """Return all blocks of some rows but for those that are left alone."""
+    flat = rows.flat.tolist() if isinstance(rows, BlockRows) else [block for row in rows for block in row]
+    return [block for block in flat if block != SKIP_BLOCK] if SKIP_BLOCK in flat else flat
 
 
 Rows = Sequence[tuple[int, ...]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti_engine import SKIP_BLOCK, ChunkTransfer, LoadPlan, StorePlan
-from tutti_engine.block_rows import BlockRows, ChunkBlocks, pick
+from tutti_engine.block_rows import BlockRows, ChunkBlocks, named_blocks, pick
 from tutti_engine.slot_runs import SlotRuns
 from tutti_engine.transfers import SumRows, Transfers
 
@@ -54,6 +54,9 @@ def test_rows_are_picked_as_they_are_named(made, data):
     positions = data.draw(st.lists(st.integers(0, len(made) - 1), min_size=1)) if made else []
     for group, rows in enumerate(columns.groups):
         assert list(pick(rows, positions)) == [made[n].block_ids[group] for n in positions]
+        assert named_blocks(rows) == [
+            block for each in made for block in each.block_ids[group] if block != -1
+        ]
 
 
 def test_rows_of_a_window_are_none_before_it():

@@ -7,8 +7,10 @@ Everything here is pickled between processes and free of vLLM's types.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
-from tutti_engine import SKIP_BLOCK, LoadPlan, StorePlan
+from tutti_engine import LoadPlan, StorePlan
+from tutti_engine.block_rows import named_blocks
 from tutti_engine.executor import Result
 from tutti_engine.store_layout import StoreLayout
 
@@ -37,8 +39,7 @@ class RequestLoad:
         """Blocks that the load was promised to fill, of all groups."""
         if self.plan is None:
             return self.lost
-        groups = self.plan.columns.groups
-        return tuple(block for rows in groups for row in rows for block in row if block != SKIP_BLOCK)
+        return tuple(chain.from_iterable(map(named_blocks, self.plan.columns.groups)))
 
 
 @dataclass(frozen=True, slots=True)
