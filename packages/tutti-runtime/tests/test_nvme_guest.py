@@ -33,6 +33,7 @@ CHECK_NAMES = (
     "the_runtime_reads_and_writes_the_same_blocks",
     "another_devices_memory_is_a_window",
     "the_drives_own_memory_is_a_window",
+    "large_windows_lie_for_huge_pages",
     "a_killed_process_leaves_the_drive_usable",
     "a_window_that_is_gone_is_out_of_reach",
     "the_kernel_has_the_drives_again",

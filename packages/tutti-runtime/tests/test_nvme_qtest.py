@@ -116,6 +116,8 @@ def test_controllers_share_a_machine(tmp_path: Path) -> None:
         assert {(identity.lba_bytes, identity.size_bytes) for identity in found} == {(4096, 8 * MIB)}
         with pytest.raises(ValueError, match="slot=5 has an owner"):
             open_bus(machine, 1)
+        with pytest.raises(ValueError, match="which the machine of this socket was opened with"):
+            _core.open_qtest_bus(str(machine.socket), str(tmp_path / "d0"), 4)
         queues = [controller.make_queue() for controller in controllers]
         pages = [bus.allocate(PAGE) for bus in buses]
         for number, (queue, page) in enumerate(zip(queues, pages)):

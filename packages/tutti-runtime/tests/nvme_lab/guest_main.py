@@ -215,6 +215,22 @@ def the_drives_own_memory_is_a_window(guest: Guest) -> None:
         _through(controller, memory, base, guest)
 
 
+def large_windows_lie_for_huge_pages(guest: Guest) -> None:
+    """As far behind a multiple of 2 MiB on the bus as in memory, wherever they begin; no two in one place."""
+    bus = _core.open_vfio_bus(guest.first)
+    huge = 2 << 20
+    memory = mmap.mmap(-1, 8 * huge)
+    begin = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    held, taken = [], []
+    for offset, size in ((0, huge), (3 * PAGE, 3 * huge), (huge + PAGE, huge - PAGE), (huge, huge)):
+        held.append(bus.map(begin + offset, size))
+        ((iova, length),) = held[-1].runs
+        assert length == size
+        assert size < huge or (iova - begin - offset) % huge == 0
+        assert all(iova + size <= first or last <= iova for first, last in taken), (iova, taken)
+        taken.append((iova, iova + size))
+
+
 def a_killed_process_leaves_the_drive_usable(guest: Guest) -> None:
     """Its controller was enabled and had a queue; the kernel takes both from it."""
     reader, writer = os.pipe()
@@ -281,6 +297,7 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     the_runtime_reads_and_writes_the_same_blocks,
     another_devices_memory_is_a_window,
     the_drives_own_memory_is_a_window,
+    large_windows_lie_for_huge_pages,
     a_killed_process_leaves_the_drive_usable,
     a_window_that_is_gone_is_out_of_reach,
     the_kernel_has_the_drives_again,

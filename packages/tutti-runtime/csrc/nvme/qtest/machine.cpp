@@ -16,7 +16,8 @@ constexpr std::uint64_t kLeast = 8U << 20U;
 
 }  // namespace
 
-Machine::Machine(const std::string& socket, const std::string& ram) : client_(socket), ram_(ram) {
+Machine::Machine(const std::string& socket, const std::string& ram)
+    : client_(socket), ram_path_(ram), ram_(ram) {
   if (ram_.size() < kLeast || ram_.size() > kMost) {
     throw InvalidArgument("ram='" + ram + "' has " + std::to_string(ram_.size()) +
                           " bytes: between 8 MiB and 2 GiB are needed, for a bus address to be an offset");
@@ -29,6 +30,10 @@ std::shared_ptr<Machine> Machine::of(const std::string& socket, const std::strin
   static std::map<std::string, std::weak_ptr<Machine>> machines;
   std::lock_guard lock(mutex);
   if (auto known = machines[socket].lock()) {
+    if (known->ram_path_ != ram) {
+      throw InvalidArgument("ram='" + ram + "' is not '" + known->ram_path_ +
+                            "', which the machine of this socket was opened with");
+    }
     return known;
   }
   auto made = std::make_shared<Machine>(socket, ram);

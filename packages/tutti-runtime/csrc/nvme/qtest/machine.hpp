@@ -36,6 +36,7 @@ class Machine {
 
  private:
   Client client_;
+  const std::string ram_path_;
   SharedFile ram_;
   std::mutex mutex_;
   std::set<std::uint32_t> slots_;

@@ -18,8 +18,8 @@ constexpr std::chrono::microseconds kPause{50};
 
 }  // namespace
 
-DoorbellRelay::DoorbellRelay(Write write) : write_(std::move(write)) {
-  words_.fill(kUnrung);
+DoorbellRelay::DoorbellRelay(Write write) : write_(std::move(write)), words_(std::make_unique<Words>()) {
+  words_->at.fill(kUnrung);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -35,14 +35,14 @@ std::uint32_t* DoorbellRelay::word(std::uint32_t offset) {
   }
   std::lock_guard lock(mutex_);
   watched_ = std::max(watched_, index + 1);
-  return &words_[index];
+  return &words_->at[index];
 }
 
 std::uint32_t DoorbellRelay::take(std::uint32_t index) {
-  std::uint32_t value = load_acquire(&words_[index]);
+  std::uint32_t value = load_acquire(&words_->at[index]);
   // A store between the two is found in the next round.
   const bool taken =
-      value != kUnrung && std::atomic_ref(words_[index]).compare_exchange_strong(value, kUnrung);
+      value != kUnrung && std::atomic_ref(words_->at[index]).compare_exchange_strong(value, kUnrung);
   return taken ? value : kUnrung;
 }
 

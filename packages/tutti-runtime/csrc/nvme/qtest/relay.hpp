@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -33,6 +34,10 @@ class DoorbellRelay {
 
  private:
   static constexpr std::uint32_t kWords = 1024;
+  /// A page of its own, which can be pinned for a GPU.
+  struct alignas(4096) Words {
+    std::array<std::uint32_t, kWords> at;
+  };
 
   void run();
   /// The value that a word was rung with since it was last taken, or what no doorbell holds.
@@ -43,7 +48,7 @@ class DoorbellRelay {
   Write write_;
   std::mutex mutex_;
   std::uint32_t watched_ = 0;  ///< words below this index may be in use
-  std::array<std::uint32_t, kWords> words_{};
+  std::unique_ptr<Words> words_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
