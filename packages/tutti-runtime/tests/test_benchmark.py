@@ -67,3 +67,16 @@ def test_reads_under_writes_runs_with_a_modelled_drive(tmp_path: Path) -> None:
     assert list(rows) == ["reads alone", "paced", "not paced"]
     assert all(row["read_gbs"] > 0 for row in rows.values())
     assert "reads alone" in done.stdout
+
+
+def test_the_soft_controller_reports_a_rate_for_each_size(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("nvme_soft.py")
+    if not script.exists():
+        pytest.skip("the tests are apart from the benchmarks")
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(script), "--commands", "3000", "--rounds", "1", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["rows"]
+    assert {row["bytes"] for row in rows} == {512, 4096}
+    assert all(row["commands_per_second"] > 0 for row in rows)

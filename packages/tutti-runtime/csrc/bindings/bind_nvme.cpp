@@ -11,6 +11,7 @@
 #include "tutti/runtime/nvme/soft.hpp"
 #include "tutti/runtime/nvme/vfio.hpp"
 #include "tutti/runtime/testing/fault_path.hpp"
+#include "tutti/runtime/testing/soft_rate.hpp"
 
 namespace tutti::runtime::bindings {
 namespace {
@@ -191,6 +192,12 @@ py::dict counters_of(const SoftControl& control) {
 void bind_nvme(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   module.def("make_nvme", &make_nvme);
+  module.def(
+      "nvme_soft_rate",
+      [](std::uint64_t commands, std::uint32_t bytes, std::uint32_t depth, std::uint32_t batch) {
+        return testing::measure_soft_rate(commands, bytes, depth, batch).count();
+      },
+      "commands"_a, "bytes"_a, "depth"_a, "batch"_a, Release());
   py::class_<SoftControl, std::shared_ptr<SoftControl>>(module, "NvmeSoftControl")
       .def(py::init<>())
       .def("add", [](SoftControl& control, const py::dict& rule) { control.add(to_rule(rule)); })

@@ -9,6 +9,7 @@
 #include "device.hpp"
 #include "sysfs.hpp"
 #include "tutti/runtime/error.hpp"
+#include "tutti/runtime/nvme/core/ordered.hpp"
 #include "tutti/runtime/nvme/registers.hpp"
 #include "tutti/runtime/nvme/vfio.hpp"
 
@@ -34,8 +35,7 @@ class VfioTransport final : public Transport {
 
   void write32(std::uint32_t offset, std::uint32_t value) override {
     // What the device will fetch has to be in memory before it is told.
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    *word(offset) = value;
+    ring_doorbell(const_cast<std::uint32_t*>(word(offset)), value);
   }
 
   void write64(std::uint32_t offset, std::uint64_t value) override {
