@@ -3,7 +3,7 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <regex>
+#include <string_view>
 #include <system_error>
 
 #include "tutti/runtime/error.hpp"
@@ -18,11 +18,28 @@ std::string target_of(const std::filesystem::path& link) {
   return error ? std::string() : target.filename().string();
 }
 
+/// "0000:01:00.0": domain, bus, device (below 32) and function (below 8) in lower-case hexadecimal.
+bool is_bdf(std::string_view text) {
+  constexpr std::string_view form = "xxxx:xx:tx.o";  // x: any digit, t: 0 or 1, o: 0 to 7
+  constexpr std::string_view digits = "0123456789abcdef";
+  if (text.size() != form.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < form.size(); ++i) {
+    const std::size_t known = form[i] == 'x' ? 16 : (form[i] == 't' ? 2 : (form[i] == 'o' ? 8 : 0));
+    const bool fits =
+        known != 0 ? digits.substr(0, known).find(text[i]) != std::string_view::npos : text[i] == form[i];
+    if (!fits) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string group_of(const std::string& root, const std::string& bdf) {
-  static const std::regex form("[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]");
-  if (!std::regex_match(bdf, form)) {
+  if (!is_bdf(bdf)) {
     throw InvalidArgument("bdf='" + bdf + "' must be like '0000:01:00.0', in lower case");
   }
   const auto folder = std::filesystem::path(root) / "sys/bus/pci/devices" / bdf;
