@@ -21,6 +21,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Bui
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Jun  4 00:00:00 UTC 2024"
 STATIC = 'RegistryDwords: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"'
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libcufile.so"
+LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {}              unlimited   bytes\n"
 Change = Callable[["Tree"], None]
 
 
@@ -89,6 +90,8 @@ def tree(tmp_path: Path) -> Tree:
     made.write("/sys/module/nvme_core/parameters/multipath", "N\n")
     made.write("/sys/module/nvidia_fs/version", "2.24\n")
     made.write("/proc/self/mounts", "/dev/vda / ext4 rw 0 0\n")
+    made.write("/proc/self/status", "Name:\tpython\nCapEff:\t0000000000000000\n")
+    made.write("/proc/self/limits", LIMITS.format("unlimited"))
     made.write(f"{LIBRARY}.1.13.1", "")
     made.link(f"{LIBRARY}.0", "libcufile.so.1.13.1")
     return made
@@ -158,10 +161,16 @@ MISSING: list[tuple[str, str, str, Change]] = [
         "Y",
         lambda t: t.write("/sys/module/nvme_core/parameters/multipath", "Y\n"),
     ),
+    (
+        "gpu-initiated",
+        "memory that",
+        "8388608",
+        lambda t: t.write("/proc/self/limits", LIMITS.format(8 << 20)),
+    ),
     ("gpu-initiated", "IOMMU", "no IOMMU group", lambda t: None),
     ("gpu-initiated", "vfio", "/dev/vfio/vfio", lambda t: None),
     ("gpu-initiated", "NVMe drive", "(nvme)", lambda t: None),
-    ("gpu-initiated", "GPU memory", "no kernel up to", lambda t: t.vfio()),
+    ("gpu-initiated", "GPU memory", "nothing known in kernels", lambda t: t.vfio()),
 ]
 
 
@@ -226,6 +235,16 @@ def test_a_free_drive_comes_with_the_commands(tree: Tree) -> None:
         f"echo {DRIVE} > /sys/bus/pci/devices/{DRIVE}/driver/unbind"
         in tree.finding("gpu-initiated", "NVMe drive").fix
     )
+
+
+def test_a_right_lifts_the_limit_of_pinned_memory(tree: Tree) -> None:
+    tree.write("/proc/self/limits", LIMITS.format(8 << 20))
+    tree.write("/proc/self/status", "CapEff:\t0000000000004000\n")
+    assert tree.finding("gpu-initiated", "memory that").state == "met"
+    tree.write("/proc/self/status", "CapEff:\t00000000ffffbfff\n")
+    assert tree.finding("gpu-initiated", "memory that").state == "missing"
+    tree.remove("/proc/self/limits")
+    assert tree.finding("gpu-initiated", "memory that").state == "unknown"
 
 
 def test_io_uring_switched_off_means_threads(tree: Tree) -> None:

@@ -87,7 +87,8 @@ class VfioTransport final : public Transport {
     caps.doorbell_stores = true;
     caps.any_memory = true;
     caps.page_bytes = page_bytes();
-    caps.limits = "memory of a GPU: vfio cannot pin it, and no kernel up to 7.3 exports it to vfio";
+    caps.limits =
+        "memory of a GPU: vfio cannot pin it, and nothing known in kernels up to 7.3 exports it to vfio";
     return caps;
   }
 

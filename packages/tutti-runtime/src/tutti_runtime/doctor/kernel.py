@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import re
+
 from tutti_runtime.doctor.findings import Finding, met, missing, unknown
 from tutti_runtime.doctor.system import System, version_of
 
-__all__ = ["io_uring", "iommu_off", "iommu_on", "iommu_state", "p2pdma", "vfio"]
+__all__ = ["io_uring", "iommu_off", "iommu_on", "iommu_state", "locked_memory", "p2pdma", "vfio"]
 
 P2PDMA_KERNEL = (6, 2)
+CAP_IPC_LOCK = 14
+# Below it there is no window worth the name: queues and lists take a few MiB of it.
+LEAST_LOCKED = 1 << 30
 
 
 def io_uring(system: System) -> Finding:
@@ -83,3 +88,22 @@ def vfio(system: System) -> Finding:
     if not (system.has_module("vfio_pci") or system.exists("/sys/bus/pci/drivers/vfio-pci")):
         return missing(name, "vfio-pci is not loaded", "modprobe vfio-pci")
     return met(name, "vfio-pci is loaded")
+
+
+def locked_memory(system: System) -> Finding:
+    """Memory that is mapped for a drive on vfio stays pinned, within the process's limit."""
+    name = "memory that may be pinned"
+    fix = (
+        "raise RLIMIT_MEMLOCK (ulimit -l unlimited; LimitMEMLOCK=infinity), or give the process CAP_IPC_LOCK"
+    )
+    rights = re.search(r"^CapEff:\s*([0-9a-f]+)", system.read("/proc/self/status"), re.MULTILINE)
+    if rights and int(rights[1], 16) >> CAP_IPC_LOCK & 1:
+        return met(name, "no limit: the process has CAP_IPC_LOCK")
+    limit = re.search(r"^Max locked memory\s+(\S+)", system.read("/proc/self/limits"), re.MULTILINE)
+    if limit is None:
+        return unknown(name, "the process's limits cannot be read", fix)
+    if limit[1] == "unlimited":
+        return met(name, "no limit")
+    if int(limit[1]) < LEAST_LOCKED:
+        return missing(name, f"{limit[1]} bytes, less than 1 GiB", fix)
+    return met(name, f"{limit[1]} bytes")

@@ -17,7 +17,7 @@ def _peer_addresses(system: System) -> Finding:
     behind = "the IOMMU" if kernel.iommu_state(system) != "off" else "a process"
     return missing(
         "GPU memory for a drive of a process",
-        f"no kernel up to 7.3 maps memory of NVIDIA's driver for a vfio device ({behind} cannot name it)",
+        f"nothing known in kernels up to 7.3 maps NVIDIA's memory for a vfio device ({behind} cannot name it)",
         "none without a kernel module of one's own; queues and data in pinned host memory need none of this",
     )
 
@@ -62,6 +62,7 @@ def _gpu_initiated_host(system: System) -> tuple[Finding, ...]:
         nvidia.driver(system),
         kernel.vfio(system),
         kernel.iommu_on(system),
+        kernel.locked_memory(system),
         drives.raw_drive(system),
     )
 
@@ -69,8 +70,8 @@ def _gpu_initiated_host(system: System) -> tuple[Finding, ...]:
 def _gpu_initiated(system: System) -> Way:
     findings = (*_gpu_initiated_host(system), _peer_addresses(system))
     note = (
-        "Needs a whole drive. The CPU can fill the same queues (make_nvme_runtime), which needs vfio, the "
-        "IOMMU and the drive only. " + UNTESTED
+        "Needs a whole drive. The CPU can fill the same queues (make_nvme_runtime), which needs neither GPU "
+        "nor NVIDIA's driver nor the last line. " + UNTESTED
     )
     return Way("gpu-initiated", "GPU-initiated: a kernel on the GPU drives the queues", note, findings)
 
