@@ -17,7 +17,7 @@ def _peer_addresses(system: System) -> Finding:
     behind = "the IOMMU" if kernel.iommu_state(system) != "off" else "a process"
     return missing(
         "GPU memory for a drive of a process",
-        f"nothing known in kernels up to 7.3 maps NVIDIA's memory for a vfio device ({behind} cannot name it)",
+        f"nothing known in kernels up to 7.3 maps a GPU's memory for vfio ({behind} cannot name it)",
         "none without a kernel module of one's own; queues and data in pinned host memory need none of this",
     )
 
