@@ -59,7 +59,8 @@ class OtherStore:
         occupied: bytes on disk.
         reserved: bytes that it may grow to, as its last owner wrote down.
         owned: whether a process has it open.
-        used_at: when its catalogue was last written, seconds since 1970.
+        used_at: when its catalogue was last written, seconds since 1970; where that is in other roots, when
+            something of it was.
     """
 
     name: str
@@ -161,7 +162,22 @@ def other_stores(roots: Sequence[Path], mine: Sequence[str] = ()) -> list[OtherS
             with contextlib.suppress(OSError):
                 for name in (CATALOGUE_NAME, f"{CATALOGUE_NAME}-wal"):
                     other.used_at = max(other.used_at, (directory / name).stat().st_mtime)
+    for other in found.values():
+        if not other.used_at:
+            other.used_at = last_written(other.directories)
     return sorted(found.values(), key=lambda other: other.used_at)
+
+
+def last_written(directories: Sequence[Path]) -> float:
+    """Return when an owner last took these directories or wrote there, seconds since 1970; 0 if never."""
+    times = [0.0]
+    for directory in directories:
+        folders = [Path(each) for each in plain_entries(directory) if RANK_DIRECTORY.fullmatch(each.name)]
+        files = [each for folder in folders for each in plain_entries(folder)]
+        for path in (directory / LOCK_NAME, *map(Path, files)):
+            with contextlib.suppress(OSError):
+                times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def reclaim(others: Sequence[OtherStore], *, wanted: int, unused_since: float) -> list[OtherStore]:

@@ -46,7 +46,7 @@ class Exit(IntEnum):
     """It was not done: wrong arguments, no permission, a store in use; what was asked for does not work."""
 
 
-RootsArgument = Annotated[list[Path], typer.Argument(metavar="ROOT...", help="Directories named as 'root'.")]
+RootsArgument = Annotated[list[Path], typer.Argument(metavar="ROOT", help="Directories named as 'root'.")]
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Begin of the name of one store, as ls shows it.")
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import typer
 
 from tutti_engine.cli.doctor import doctor
+from tutti_engine.cli.gc import gc
 from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
 from tutti_engine.cli.verify import verify
@@ -23,6 +24,7 @@ app.command()(doctor)
 app.command("ls")(list_stores)
 app.command()(stat)
 app.command()(verify)
+app.command()(gc)
 app.command()(simulate)
 
 

@@ -22,7 +22,7 @@ CODES = {"ok": Exit.OK, "note": Exit.OK, "warn": Exit.FOUND, "fail": Exit.FAILED
 
 def doctor(
     roots: Annotated[
-        list[Path] | None, typer.Argument(metavar="[ROOT]...", help="Directories for 'root'.")
+        list[Path] | None, typer.Argument(metavar="ROOT", help="Directories for 'root'.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tutti gc`` removes what nobody uses, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tutti_engine.errors import StoreBusyError
+from tutti_engine.geometry import Geometry
+from tutti_engine.local_store import LocalStore
+from tutti_engine.namespace import Namespace
+from tutti_engine.store_share import other_stores, reclaim
+from tutti_engine.testing.small_server import NAMESPACE
+
+GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
+OLD, NEW = (Namespace({"model": name}).digest for name in ("old", "new"))
+
+
+def make(roots: list[Path], model: str, days: float) -> None:
+    """Make a store of two chunks that was last used so many days ago."""
+    namespace = Namespace({"model": model})
+    with LocalStore.open(roots, namespace, GEOMETRY, ranks=1, capacity_bytes=16 << 20) as store:
+        for number in store.layout.files():
+            path = Path(store.layout.file_path(0, number))
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"x" * store.layout.chunk_bytes)
+    for root in roots:
+        for path in (root / namespace.digest).rglob("*"):
+            then = time.time() - days * 86400
+            os.utime(path, (then, then))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make([tmp_path], "old", days=40)
+    make([tmp_path], "new", days=2)
+    (tmp_path / "mine.txt").write_text("keep me")
+    (tmp_path / OLD / "notes.txt").write_text("keep me too")
+    return tmp_path
+
+
+def names(root: Path) -> set[str]:
+    """Return the stores that have data in a root."""
+    return {path.parents[1].name for path in root.glob("*/rank-0/*.seg")}
+
+
+def test_only_what_is_old_goes_and_foreign_files_stay(tutti, root):
+    found = tutti("gc", root, "--unused-days", 30, "--json").document
+    assert [each["name"] for each in found["removed"]] == [OLD]
+    assert [(each["name"], each["reason"]) for each in found["kept"]] == [(NEW, "it was used since")]
+    assert found["freed_bytes"] > 0
+    assert names(root) == {NEW}
+    assert (root / "mine.txt").exists() and (root / OLD / "notes.txt").exists()
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(tutti, root):
+    found = tutti("gc", root, "--unused-days", 30, "--dry-run", "--json").document
+    assert found["dry_run"] is True and [each["name"] for each in found["removed"]] == [OLD]
+    assert f"would remove {OLD}" in tutti("gc", root, "--unused-days", 30, "--dry-run").stdout
+    assert names(root) == {OLD, NEW}
+
+
+def test_a_named_store_goes_whatever_its_age(tutti, root):
+    found = tutti("gc", root, "--namespace", NEW[:8], "--json").document
+    assert [each["name"] for each in found["removed"]] == [NEW]
+    assert names(root) == {OLD}
+
+
+def test_with_both_the_named_one_goes_only_if_it_is_old(tutti, root):
+    assert "used since" in tutti("gc", root, "-n", NEW, "--unused-days", 30, code=2).stderr
+    tutti("gc", root, "-n", OLD, "--unused-days", 30)
+    assert names(root) == {NEW}
+
+
+def test_a_running_servers_store_stays_and_its_pid_is_named(tutti, tmp_path, owned):
+    pid = owned(tmp_path)
+    found = tutti("gc", tmp_path, "--unused-days", 0, "--json").document
+    assert found["removed"] == [] and str(pid) in found["kept"][0]["reason"]
+    refused = tutti("gc", tmp_path, "--namespace", NAMESPACE.digest, code=2)
+    assert str(pid) in refused.stderr and refused.stderr.count("\n") == 1
+    assert names(tmp_path) == {NAMESPACE.digest}
+
+
+def test_a_server_that_starts_in_between_wins(tutti, root, monkeypatch):
+    from tutti_engine import store_collect
+
+    def busy(other):
+        raise StoreBusyError("in use by process 7", path=root, pid=7)
+
+    monkeypatch.setattr(store_collect, "remove_store", busy)
+    found = tutti("gc", root, "--unused-days", 30, "--json", code=1).document
+    assert found["removed"] == [] and {each["reason"] for each in found["kept"]} >= {"in use by process 7"}
+
+
+def test_parts_of_a_store_stay_until_all_roots_are_given(tutti, tmp_path):
+    roots = [tmp_path / "a", tmp_path / "b"]
+    make(roots, "old", days=40)
+    for one, words in ((roots[0], "name " + str(roots[1])), (roots[1], "last use is not known")):
+        found = tutti("gc", one, "--unused-days", 30, "--json").document
+        assert found["removed"] == [] and words in found["kept"][0]["reason"]
+    assert tutti("gc", *roots, "--unused-days", 30, "--json").document["removed"][0]["name"] == OLD
+    assert names(roots[0]) == names(roots[1]) == set()
+
+
+def test_what_is_left_of_a_lost_root_goes_by_its_name(tutti, tmp_path):
+    roots = [tmp_path / "a", tmp_path / "b"]
+    make(roots, "old", days=40)
+    tutti("gc", roots[1], "--namespace", OLD)
+    assert names(roots[1]) == set()
+
+
+def test_a_part_that_was_used_of_late_is_not_reclaimed_by_another_server(tmp_path):
+    roots = [tmp_path / "a", tmp_path / "b"]
+    make(roots, "new", days=2)
+    since = time.time() - 30 * 86400
+    (left,) = reclaim(other_stores(roots[1:]), wanted=1 << 40, unused_since=since)
+    assert left.name == NEW
+    make(roots, "new", days=40)
+    assert reclaim(other_stores(roots[1:]), wanted=1 << 40, unused_since=since) == []
+
+
+def test_it_must_be_said_what_shall_go(tutti, root):
+    assert "--unused-days" in tutti("gc", root, code=2).stderr
+    tutti("gc", root, "--unused-days", "-1", code=2)
+    assert "not inf" in tutti("gc", root, "--unused-days", "inf", code=2).stderr
+    assert names(root) == {OLD, NEW}
