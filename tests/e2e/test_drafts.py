@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft model beside the model: its layers' KV is stored and comes back like all others'."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,20 +10,49 @@ from tests.e2e.conftest import CHUNK_TOKENS, MODEL, prompt
 from tutti_vllm.testing.tiny_model import make_tiny_model
 
 ANSWER = 70
+LAYERS = {"rejected": 2, "accepted": MODEL.layers, "eagle": 1}
 
 
-@pytest.mark.parametrize("draft", [replace(MODEL, layers=2, seed=5), MODEL], ids=["rejected", "accepted"])
-def test_drafts_change_nothing_and_the_draft_models_pages_come_back(start, reference, tmp_path, draft):
-    drafter = make_tiny_model(tmp_path / "drafter", draft)
+def make_eagle(folder):
+    """Write an EAGLE head of random weights: a layer that sees the model's hidden states as well."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    make_tiny_model(folder, replace(MODEL, layers=1, seed=5))
+    path, config = folder / "model.safetensors", folder / "config.json"
+    facts = json.loads(config.read_text()) | {"architectures": ["EagleLlamaForCausalLM"]}
+    config.write_text(json.dumps(facts))
+    weights = {
+        name.removeprefix("model."): tensor
+        for name, tensor in load_file(path).items()
+        if "layers" in name and "input_layernorm" not in name
+    }
+    joint = torch.randn(MODEL.hidden, 2 * MODEL.hidden, generator=torch.Generator().manual_seed(1))
+    save_file(weights | {"fc.weight": joint / (2 * MODEL.hidden) ** 0.5}, path, metadata={"format": "pt"})
+    return folder
+
+
+def make_drafter(folder, kind):
+    if kind == "eagle":
+        return make_eagle(folder)
+    return make_tiny_model(folder, MODEL if kind == "accepted" else replace(MODEL, layers=2, seed=5))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_drafts_change_nothing_and_the_draft_models_pages_come_back(start, reference, tmp_path, kind):
+    drafter = make_drafter(tmp_path / "drafter", kind)
     tokens = prompt(800, 4 * CHUNK_TOKENS - 9)
     (expected,) = reference(tokens, max_tokens=ANSWER)
     engine = start(
         num_gpu_blocks_override=66,
-        speculative_config={"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3},
+        speculative_config={
+            "method": "eagle" if kind == "eagle" else "draft_model",
+            "model": str(drafter),
+            "num_speculative_tokens": 3,
+        },
     )
     (group,) = engine.kv_cache_config.kv_cache_groups
-    names = [name for name in group.layer_names if name.startswith("draft_model.")]
-    assert len(names) == draft.layers and len(group.layer_names) == MODEL.layers + draft.layers
+    assert len(group.layer_names) == MODEL.layers + LAYERS[kind]
 
     tables = engine.watch_blocks()
     assert engine.answer(tokens, max_tokens=ANSWER) == [expected]
