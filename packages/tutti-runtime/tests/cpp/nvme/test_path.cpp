@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../check.hpp"
@@ -34,28 +35,7 @@ constexpr int kThreads = 3;
 constexpr int kDrives = 2;
 
 struct Rig {
-  explicit Rig(const SoftSettings& base, double command_timeout = 5) {
-    nvme::NvmeConfig config;
-    for (int i = 0; i < kDrives; ++i) {
-      SoftSettings settings = base;
-      settings.name = "disk" + std::to_string(i);
-      settings.timeout_ms = 500;
-      settings.namespaces.push_back({4 * kMiB, "", 512, 0});
-      controls.push_back(std::make_shared<SoftControl>());
-      config.controllers.push_back(
-          {settings.name,
-           [settings, control = controls.back()]() -> std::unique_ptr<nvme::Transport> {
-             return nvme::make_soft_transport(settings, control);
-           },
-           {}});
-    }
-    config.queues = 2;
-    config.queue_entries = 8;
-    config.command_timeout = command_timeout;
-    config.admin_timeout = 0.5;
-    config.retry_after = 0.01;
-    runtime = make_nvme_runtime(config);
-  }
+  explicit Rig(const SoftSettings& base, double command_timeout = 5, bool no_switch = false);
 
   void end(bool violations_allowed = false) {
     for (const auto& control : controls) {
@@ -74,6 +54,53 @@ struct Rig {
   std::vector<std::shared_ptr<SoftControl>> controls;
   std::unique_ptr<StorageRuntime> runtime;
 };
+
+/// A bus that cannot cut its device off from memory.
+class NoSwitch final : public nvme::Transport {
+ public:
+  explicit NoSwitch(std::unique_ptr<nvme::Transport> next) : next_(std::move(next)) {}
+  std::string name() const override { return next_->name(); }
+  std::uint32_t read32(std::uint32_t offset) override { return next_->read32(offset); }
+  std::uint64_t read64(std::uint32_t offset) override { return next_->read64(offset); }
+  void write32(std::uint32_t offset, std::uint32_t value) override { next_->write32(offset, value); }
+  void write64(std::uint32_t offset, std::uint64_t value) override { next_->write64(offset, value); }
+  std::uint32_t* doorbell(std::uint32_t offset) override { return next_->doorbell(offset); }
+  nvme::DmaMemory allocate(std::uint64_t size, MemoryKind kind) override {
+    return next_->allocate(size, kind);
+  }
+  nvme::DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int device) override {
+    return next_->map(address, size, kind, device);
+  }
+  nvme::TransportCaps caps() const override { return next_->caps(); }
+
+ private:
+  std::unique_ptr<nvme::Transport> next_;
+};
+
+Rig::Rig(const SoftSettings& base, double command_timeout, bool no_switch) {
+  nvme::NvmeConfig config;
+  for (int i = 0; i < kDrives; ++i) {
+    SoftSettings settings = base;
+    settings.name = "disk" + std::to_string(i);
+    settings.timeout_ms = 500;
+    settings.namespaces.push_back({4 * kMiB, "", 512, 0});
+    controls.push_back(std::make_shared<SoftControl>());
+    config.controllers.push_back(
+        {settings.name,
+         [settings, no_switch, control = controls.back()]() -> std::unique_ptr<nvme::Transport> {
+           auto soft = nvme::make_soft_transport(settings, control);
+           return no_switch ? std::unique_ptr<nvme::Transport>(std::make_unique<NoSwitch>(std::move(soft)))
+                            : std::move(soft);
+         },
+         {}});
+  }
+  config.queues = 2;
+  config.queue_entries = 8;
+  config.command_timeout = command_timeout;
+  config.admin_timeout = 0.5;
+  config.retry_after = 0.01;
+  runtime = make_nvme_runtime(config);
+}
 
 std::vector<IoRequest> requests(Direction direction, std::uint64_t memory, std::uint64_t target) {
   std::vector<IoRequest> batch;
@@ -208,6 +235,31 @@ void canceled_and_late_items_end() {
   std::free(memory);
 }
 
+// What a silent device may still write to stays in use: the item is late, not over.
+void memory_stays_while_a_device_may_reach_it() {
+  Rig rig(SoftSettings{}, 0.05, true);
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(65536, kArea));
+  std::memset(memory, 1, kArea);
+  const std::uint64_t window = rig.runtime->register_memory(reinterpret_cast<std::uint64_t>(memory), kArea);
+  const std::uint64_t target = rig.runtime->open("nvme://disk0/1", true);
+  SoftRule rule;
+  rule.fault = SoftFault::kStuck;
+  rig.controls[0]->add(rule);
+  const std::vector<IoRequest> batch = requests(Direction::kRead, window, target);
+  std::vector<std::int32_t> errors(batch.size());
+  SubmitOptions options;
+  options.deadline = Clock::now() + std::chrono::milliseconds(100);
+  const auto handle = rig.runtime->submit(batch, errors, options);
+  const auto done = rig.runtime->wait(*handle, Duration(60));
+  CHECK(done && done->late_handle);
+  CHECK(!rig.runtime->wait(*done->late_handle, Duration(1.5)));  // reset was tried and not answered by now
+  CHECK_THROWS(Busy, rig.runtime->unregister_memory(window));
+  CHECK(!rig.runtime->shutdown(Duration(0.01)));
+  rig.controls[0]->heal();
+  rig.end();
+  std::free(memory);
+}
+
 void a_runtime_ends_while_a_drive_is_away() {
   for (const SoftFault fault : {SoftFault::kUnplug, SoftFault::kStuck}) {
     Rig rig(SoftSettings{}, 0.05);
@@ -226,5 +278,6 @@ int main() {
   bytes_arrive_whatever_the_drive_is_like();
   faults_cost_only_what_they_hit();
   canceled_and_late_items_end();
+  memory_stays_while_a_device_may_reach_it();
   a_runtime_ends_while_a_drive_is_away();
 }
