@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from tutti_vllm.identity import make_geometry, make_namespace, names_media_by_co
 from tutti_vllm.load_mode import LoadRules, why_not_layerwise
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
+from tutti_vllm.settings_sources import effective
 from tutti_vllm.status_line import StatusLine
 from tutti_vllm.topology import Topology, read_topology
 from tutti_vllm.worker import WorkerSide
@@ -62,7 +64,7 @@ class StartupError(SystemExit):
 def check_settings(extra: Mapping[str, Any]) -> Settings:
     """Return the settings. Ends the process if they are wrong, or strict with a root that cannot be used."""
     try:
-        settings = Settings.parse(extra)
+        settings = effective(extra, os.environ).settings
         if settings.strict and not settings.read_only:
             for root in settings.roots:
                 prepare_directory(root)

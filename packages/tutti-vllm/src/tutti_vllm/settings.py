@@ -13,7 +13,7 @@ from typing import Any
 from tutti_engine import PolicySettings
 from tutti_vllm.load_mode import LOAD_MODES
 
-__all__ = ["Settings", "SettingsError"]
+__all__ = ["Settings", "SettingsError", "check_known", "known_settings"]
 
 _EXAMPLE = '"kv_connector_extra_config": {"capacity_bytes": 100000000000, "root": "/mnt/nvme0/tutti"}'
 
@@ -70,11 +70,7 @@ class Settings:
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> Settings:
         """Check the mapping and fill in defaults. Raises SettingsError that names the key and the rule."""
-        own = (each.name for each in fields(cls) if each.name not in ("roots", "policies"))
-        known = ("root", *own, *PolicySettings.names())
-        for key in extra:
-            if key not in known:
-                raise SettingsError(_unknown(key, known))
+        check_known(extra, "kv_connector_extra_config")
         if "capacity_bytes" not in extra:
             raise SettingsError(
                 "capacity_bytes is missing: say how much disk the cache may use, for example " + _EXAMPLE
@@ -98,10 +94,24 @@ class Settings:
         )
 
 
-def _unknown(key: object, known: tuple[str, ...]) -> str:
+def known_settings() -> tuple[str, ...]:
+    """Return the keys that a user may write."""
+    own = (each.name for each in fields(Settings) if each.name not in ("roots", "policies"))
+    return ("root", *own, *PolicySettings.names())
+
+
+def check_known(given: Mapping[str, Any], where: str) -> None:
+    """Raise SettingsError for a key that is no setting; it names the nearest one and where it was written."""
+    known = known_settings()
+    for key in given:
+        if key not in known:
+            raise SettingsError(_unknown(key, known, where))
+
+
+def _unknown(key: object, known: tuple[str, ...], where: str) -> str:
     nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known settings are {', '.join(known)}"
-    return f"unknown setting {key!r} in kv_connector_extra_config: {hint}"
+    return f"unknown setting {key!r} in {where}: {hint}"
 
 
 def _whole_number(extra: Mapping[str, Any], key: str, *, minimum: int, default: int | None = None) -> int:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import entry_points
+
 import typer
 
 from tutti_engine.cli.doctor import doctor
@@ -11,7 +14,10 @@ from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
 from tutti_engine.cli.verify import verify
 
-__all__ = ["app"]
+__all__ = ["ENTRY_POINT_GROUP", "add_commands", "app"]
+
+ENTRY_POINT_GROUP = "tutti_engine.commands"
+"""Other distributions offer commands by it: the entry point has the command's name and its function."""
 
 app = typer.Typer(
     name="tutti",
@@ -26,6 +32,28 @@ app.command()(stat)
 app.command()(verify)
 app.command()(gc)
 app.command()(simulate)
+
+
+def add_commands(to: typer.Typer) -> None:
+    """Add the commands of other distributions; one that cannot be imported costs a line, not the others."""
+    own = {
+        command.name or command.callback.__name__ for command in to.registered_commands if command.callback
+    }
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        if point.name in own:
+            print(
+                f"tutti: the command {point.name} of {point.value} is left out, there is one", file=sys.stderr
+            )
+            continue
+        try:
+            command = point.load()
+        except Exception as error:
+            print(f"tutti: the command {point.name} of {point.value} is left out: {error}", file=sys.stderr)
+        else:
+            to.command(point.name)(command)
+
+
+add_commands(app)
 
 
 @app.callback()
