@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +32,8 @@ def doctor(
 
     Exit code: 0 when all is well, 1 with warnings, 2 when something does not work.
     """
-    with one_line_errors("doctor"):
+    # What is imported for it may write on standard output, which is for the answer.
+    with one_line_errors("doctor"), contextlib.redirect_stdout(sys.stderr):
         findings = examine(roots or [])
     verdict = worst(findings)
     if json:

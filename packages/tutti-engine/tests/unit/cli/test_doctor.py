@@ -62,6 +62,15 @@ def test_the_exit_code_is_the_worst_verdict(tutti, patient, verdict, code):
     assert tutti("doctor", "--json", code=code).document["verdict"] == verdict
 
 
+def test_what_others_print_meanwhile_is_not_part_of_the_answer(tutti, monkeypatch):
+    def examine(roots):
+        print("a library greets")
+        return []
+
+    monkeypatch.setattr("tutti_engine.cli.doctor.examine", examine)
+    assert tutti("doctor", "--json").document == {"verdict": "ok", "findings": []}
+
+
 def test_too_few_descriptors_fail_with_the_number_to_set():
     pytest.importorskip("typer", reason="extra cli")
 
