@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tutti_runtime import _core, config
+from tutti_runtime import _core, config, nvme_settings
 from tutti_runtime.runtime import Runtime
 from tutti_runtime.testing.plans import FaultPlan
 
 __all__ = ["FaultRuntime", "Faults", "make_fault_runtime"]
 
 _MEMORY = "memory"
+_NVME = "nvme"
 
 
 class Faults:
@@ -74,10 +75,10 @@ class FaultRuntime(Runtime):
 def make_fault_runtime(base: str = _MEMORY, plan: FaultPlan | None = None, **settings: Any) -> FaultRuntime:
     """Make a runtime of the data path ``base`` in front of which ``plan`` stands.
 
-    ``base`` is ``"memory"`` or a ``data_path`` of :func:`tutti_runtime.make_file_runtime`; with ``"auto"``
-    the better data path gets the plan and the one it steps down to does not. ``settings`` are those of the
-    function that makes such a runtime without faults: ``make_memory_runtime``, ``make_file_runtime``, or
-    ``make_striped_runtime`` where ``roots`` are among them.
+    ``base`` is ``"memory"``, ``"nvme"`` or a ``data_path`` of :func:`tutti_runtime.make_file_runtime`; with
+    ``"auto"`` the better data path gets the plan and the one it steps down to does not. ``settings`` are
+    those of the function that makes such a runtime without faults: ``make_memory_runtime``,
+    ``make_nvme_runtime``, ``make_file_runtime``, or ``make_striped_runtime`` where ``roots`` are among them.
 
     Raises what these functions raise, and ``ValueError`` for a plan with numbers that make no sense.
     """
@@ -87,8 +88,13 @@ def make_fault_runtime(base: str = _MEMORY, plan: FaultPlan | None = None, **set
         room = config.check_int("max_in_flight", settings.get("max_in_flight", 4096))
         control = _core.FaultControl(plan.native())
         return FaultRuntime(_core.make_memory(room, control), Faults(control, plan))
+    if base == _NVME:
+        config.check_keys(settings, nvme_settings.NVME_KEYS)
+        checked = nvme_settings.check_nvme_settings(settings)
+        control = _core.FaultControl(plan.native())
+        return FaultRuntime(_core.make_nvme(**checked, fault=control), Faults(control, plan))
     if base not in config.DATA_PATHS:
-        config.check_choice("base", base, (_MEMORY, *config.DATA_PATHS))
+        config.check_choice("base", base, (_MEMORY, _NVME, *config.DATA_PATHS))
     native = _file_settings({"data_path": base, **settings})
     control = _core.FaultControl(plan.native())
     return FaultRuntime(_core.make_file(**native, fault=control), Faults(control, plan))

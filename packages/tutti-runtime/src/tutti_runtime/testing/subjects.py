@@ -120,6 +120,31 @@ def _striped_target(folder: Path, number: int, size: int) -> MadeTarget:
     return MadeTarget(uri, size, contents)
 
 
+_DRIVES: dict[str, Any] = {
+    "controllers": [
+        {"transport": "soft", "name": f"disk{i}", "memory_bytes": 8 << 30, "mdts_bytes": 128 << 10}
+        for i in range(2)
+    ],
+    "queue_entries": 32,
+}
+_PLACE = 64 << 20  # of a namespace, for each target; its blocks take memory only once they are written
+
+
+def _nvme_target(folder: Path, number: int, size: int) -> MadeTarget:
+    del folder
+    return MadeTarget(f"nvme://disk{number % 2}/1?offset={number * _PLACE}&size={size}", size)
+
+
+def _nvme_striped_target(folder: Path, number: int, size: int) -> MadeTarget:
+    """Over both controllers, in units and with a rotation that depend on ``number``."""
+    del folder
+    unit = PAGE << number % 4
+    roots = "nvme://disk0/1,nvme://disk1/1"
+    offset = number * _PLACE
+    uri = f"striped://t?roots={roots}&unit={unit}&rot={number % 2}&offset={offset}&size={size}"
+    return MadeTarget(uri, size)
+
+
 KINDS: dict[str, tuple[str, dict[str, Any], TargetMaker]] = {
     "memory": ("memory", {}, _memory_target),
     "posix": ("posix", {"direct": "off"}, _file_target),
@@ -132,6 +157,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], TargetMaker]] = {
     "uring-striped-direct": ("uring", {"direct": "on"}, _striped_target),
     "posix-raw": ("posix", {"direct": "off"}, _raw_target),
     "uring-raw": ("uring", {"direct": "off"}, _raw_target),
+    "nvme": ("nvme", _DRIVES, _nvme_target),
+    "nvme-striped": ("nvme", _DRIVES, _nvme_striped_target),
 }
 """Name -> data path, its settings, and what makes targets."""
 
