@@ -94,7 +94,7 @@ def make_fault_runtime(base: str = _MEMORY, plan: FaultPlan | None = None, **set
         control = _core.FaultControl(plan.native())
         return FaultRuntime(_core.make_nvme(**checked, fault=control), Faults(control, plan))
     if base not in config.DATA_PATHS:
-        config.check_choice("base", base, (_MEMORY, _NVME, *config.DATA_PATHS))
+        config.check_choice("base", base, (_MEMORY, *config.DATA_PATHS, _NVME))
     native = _file_settings({"data_path": base, **settings})
     control = _core.FaultControl(plan.native())
     return FaultRuntime(_core.make_file(**native, fault=control), Faults(control, plan))
