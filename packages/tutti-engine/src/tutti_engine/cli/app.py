@@ -10,6 +10,7 @@ import typer
 
 from tutti_engine.cli.doctor import doctor
 from tutti_engine.cli.gc import gc
+from tutti_engine.cli.plan import plan
 from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
 from tutti_engine.cli.verify import verify
@@ -32,6 +33,7 @@ app.command()(stat)
 app.command()(verify)
 app.command()(gc)
 app.command()(simulate)
+app.command()(plan)
 
 
 def add_commands(to: typer.Typer) -> None:
