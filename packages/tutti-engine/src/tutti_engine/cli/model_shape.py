@@ -16,8 +16,8 @@ EXAMPLE = "32x8x128x2"
 ShapeOption = Annotated[
     str,
     typer.Option(
-        help="KV cache of a token: LAYERSxKV_HEADSxHEAD_DIMxBYTES (K and V are counted), or its bytes, such as"
-        " 131072. Over all ranks."
+        help="KV cache of a token, over all ranks: LAYERSxKV_HEADSxHEAD_DIMxBYTES (K and V are counted), or"
+        " its bytes, such as 131072."
     ),
 ]
 
