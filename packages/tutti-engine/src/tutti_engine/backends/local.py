@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ except ImportError as error:
         f"the local store needs tutti-runtime and numpy ({error}); pip install 'tutti-engine[local]'"
     ) from error
 
-__all__ = ["LocalStoreBackend"]
+__all__ = ["LocalStoreBackend", "open_backend"]
 
 log = logging.getLogger(__name__)
 
@@ -311,6 +312,20 @@ def make_runtime(layout: StoreLayout) -> tutti_runtime.Runtime:
         threads = max(1, min(MAX_COPY_THREADS, len(os.sched_getaffinity(0)) * 3 // 4))
         return tutti_runtime.make_file_runtime(data_path="posix", direct="off", threads=threads)
     return tutti_runtime.make_file_runtime()
+
+
+@contextmanager
+def open_backend(layout: StoreLayout, data_path: str) -> Iterator[LocalStoreBackend]:
+    """Open rank 0 of a store on one of the runtime's data paths; shut both down at the end.
+
+    Raises RuntimeError, ValueError or RootError when that data path cannot be had here.
+    """
+    with tutti_runtime.make_file_runtime(data_path=data_path) as runtime:
+        backend = LocalStoreBackend(layout, 0, runtime=runtime)
+        try:
+            yield backend
+        finally:
+            backend.shutdown()
 
 
 def column(name: str, values: Sequence[Any], limit: int) -> Array:

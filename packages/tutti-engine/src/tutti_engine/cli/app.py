@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 import typer
 
+from tutti_engine.cli.bench import bench
 from tutti_engine.cli.doctor import doctor
 from tutti_engine.cli.gc import gc
 from tutti_engine.cli.plan import plan
@@ -32,6 +33,7 @@ app.command("ls")(list_stores)
 app.command()(stat)
 app.command()(verify)
 app.command()(gc)
+app.command()(bench)
 app.command()(simulate)
 app.command()(plan)
 
