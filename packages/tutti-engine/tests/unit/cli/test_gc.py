@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
+
 from tutti_engine.errors import StoreBusyError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore

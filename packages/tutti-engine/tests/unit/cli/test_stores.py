@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
+
 from tutti_engine.catalogue import CATALOGUE_NAME
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import LOCK_NAME, OwnerLock

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
+
 from tutti_engine import store_verify
 from tutti_engine.catalogue import CATALOGUE_NAME
 from tutti_engine.geometry import Geometry
