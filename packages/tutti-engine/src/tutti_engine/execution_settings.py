@@ -30,6 +30,9 @@ class ExecutionSettings:
         max_queued_loads: loads, or layers of loads, that may wait for their turn; others are refused.
         verify: ``"always"``, or the fraction of loaded batches whose checksums are looked at. Less than
             always trusts the drives: damaged bytes may then reach attention.
+        late_copies: whether pages on a device may be copied after ``store`` has returned, for servers that
+            give blocks back with ``reuse_blocks`` before anything writes to them. Else ``store`` waits for
+            the device.
     """
 
     load_bank_bytes: int = 64 * 1024 * 1024
@@ -40,6 +43,7 @@ class ExecutionSettings:
     write_depth: int = 4
     max_queued_loads: int = 4096
     verify: Verify = "always"
+    late_copies: bool = True
 
     def __post_init__(self) -> None:
         for name in ("io_timeout", "store_stall", "lookahead", "load_bank_bytes", "store_bank_bytes"):

@@ -37,7 +37,8 @@ class Executor:
 
     Loads are asynchronous as a whole. A store copies the pages in the caller's thread, because the server may
     reuse them in its next step, and writes in the background. With a ``BackgroundMover`` a thread copies them
-    when there is room, and ``reuse_blocks`` says which of them the server wants back. Every plan given to
+    when there is room, and ``reuse_blocks`` says which of them the server wants back, unless
+    ``late_copies`` forbids it. Every plan given to
     ``load`` or ``store`` ends as exactly one result of ``take_results``, whatever happens.
 
     Its ``counters``: ``load_waves``, ``store_waves`` (batches); ``load_slot_waits``, ``store_slot_waits`` (a
@@ -126,6 +127,7 @@ class Executor:
             shared,
             stall=settings.store_stall,
             depth=settings.write_depth,
+            late=settings.late_copies,
             on_wave_end=self._end_of_store,
         )
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tutti_engine.deferred_copies import DeferredCopies, DeferredShare
 from tutti_engine.lane import Lane
@@ -21,7 +21,7 @@ from tutti_engine.pipeline import Pipeline, Shared
 from tutti_engine.ring_window import SlotBank
 from tutti_engine.shares import Share
 from tutti_engine.transfer import StoreJob
-from tutti_engine.waves import Wave
+from tutti_engine.waves import Chosen, Wave
 
 __all__ = ["StorePipeline"]
 
@@ -45,9 +45,13 @@ class StorePipeline(Pipeline):
         *,
         stall: float,
         depth: int,
+        late: bool,
         on_wave_end: Callable[[StoreJob], None],
     ) -> None:
-        """Start the threads."""
+        """Start the threads.
+
+        ``late``: whether pages on a device are copied after ``store`` has returned.
+        """
         super().__init__(bank, shared)
         self._stall = stall
         self._on_wave_end = on_wave_end
@@ -56,7 +60,7 @@ class StorePipeline(Pipeline):
         self._writer = Lane("tutti-write")
         self._finisher = Lane("tutti-store")
         self._deferred: DeferredCopies | None = None
-        if self._background is not None:
+        if self._background is not None and late:
             self._deferred = DeferredCopies(self._background, self._counters)
             self._copier = Lane("tutti-copy")
 
@@ -114,13 +118,19 @@ class StorePipeline(Pipeline):
         wave = Wave(job.plan, self._bank, positions, slots, layers, share.group)
         try:
             chosen = wave.choose({})
-            job.note(layers, positions, self._mover.gather(layers, chosen.block_ids, chosen.slots))
+            job.note(layers, positions, self._gather(layers, chosen))
         except Exception as error:
             logger.warning("Tutti: pages could not be copied: %s", error)
             job.fail(positions, errno.EIO)
             wave.release()
             return
         self._put(job, wave)
+
+    def _gather(self, layers: Sequence[int], chosen: Chosen) -> Sequence[int]:
+        mover = self._background
+        if mover is None:
+            return self._mover.gather(layers, chosen.block_ids, chosen.slots)
+        return mover.start_gather(mover.mark(), layers, chosen.block_ids, chosen.slots).wait()
 
     def _put(self, job: StoreJob, wave: Wave) -> None:
         with self._lock:

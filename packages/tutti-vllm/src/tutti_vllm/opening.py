@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tutti_engine import ExecutionSettings, Mover, TuttiEngine, TuttiError
@@ -201,7 +202,7 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
             )
             layers[name] = kv_caches[name], layout
         mover = make_mover(layers)
-        side.register(mover, names, DEVICE_SETTINGS if isinstance(mover, BackgroundMover) else None)
+        side.register(mover, names, _execution(mover, kv_cache_config))
     if reasons:
         side.refuse(reasons[0])
 
@@ -332,6 +333,19 @@ def _replica(settings: Settings, parallel_config: Any) -> tuple[int, int]:
 
 def _computes_on_device(vllm_config: Any) -> bool:
     return getattr(getattr(vllm_config, "device_config", None), "device_type", "cpu") != "cpu"
+
+
+def _execution(mover: Mover, kv_cache_config: Any) -> ExecutionSettings | None:
+    """Return what bounds a rank's transfers, None for the engine's own choice.
+
+    vLLM's second model runner writes zeros to new blocks before it tells a connector anything of the step:
+    where blocks need that, none may be left to be copied later. Models with caches of several precisions do.
+    """
+    if not isinstance(mover, BackgroundMover):
+        return None
+    # A version that does not say is taken to write first.
+    zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
+    return replace(DEVICE_SETTINGS, late_copies=not zeroes)
 
 
 def _refuse(settings: Settings, error: Exception) -> None:

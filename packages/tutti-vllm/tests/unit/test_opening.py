@@ -7,8 +7,10 @@ import pytest
 from tutti_engine import Geometry
 from tutti_engine.errors import RootError
 from tutti_engine.local_store import LocalStore
+from tutti_engine.movers.plain import PlainMover
 from tutti_engine.namespace import Namespace
 from tutti_engine.store_view import LocalStoreView
+from tutti_engine.testing.device import SimulatedDeviceMover
 from tutti_vllm import opening
 from tutti_vllm.load_mode import LoadRules
 from tutti_vllm.opening import _open_store, _replica
@@ -70,3 +72,19 @@ def test_a_start_that_fails_late_leaves_no_thread_and_no_lock(tmp_path, monkeypa
                 SimpleNamespace(hash_block_size=16),
             )
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("config", "late"),
+    [
+        (SimpleNamespace(needs_kv_cache_zeroing=False), True),
+        # vLLM's second model runner writes zeros before it tells a connector of the step.
+        (SimpleNamespace(needs_kv_cache_zeroing=True), False),
+        (SimpleNamespace(), False),
+    ],
+)
+def test_no_page_is_copied_late_where_vllm_may_write_zeros_to_new_blocks(config, late):
+    found = opening._execution(SimulatedDeviceMover(GEOMETRY, []), config)
+    assert found.late_copies is late
+    assert found.store_bank_bytes == opening.DEVICE_SETTINGS.store_bank_bytes
+    assert opening._execution(PlainMover(GEOMETRY, []), config) is None

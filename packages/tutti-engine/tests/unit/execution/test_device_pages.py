@@ -110,6 +110,21 @@ def test_a_store_does_not_wait_for_the_device_and_has_what_the_step_wrote(serve,
     assert not server.mover.bound
 
 
+def test_without_late_copies_pages_may_be_written_as_soon_as_store_returns(serve):
+    server = serve(late_copies=False, dawdle=lambda: time.sleep(0.002))
+    reports = {}
+    for chunk in range(12):
+        # Nobody says that the blocks are wanted back.
+        server.mover.server.put(lambda value=chunk + 1: server._write([0, 1], value))
+        reports[server.store([(chunk, [0, 1], chunk + 1)])] = chunk
+    for result in server.results():
+        chunk = reports.pop(result.plan_id)
+        assert result.checksums[0] is not None
+        server.check_stored(chunk)
+    assert not reports
+    server.close()
+
+
 def test_blocks_that_are_wanted_back_before_they_are_copied_are_given_up(serve):
     server = serve(runs=2)
     server.backend.hold = True
