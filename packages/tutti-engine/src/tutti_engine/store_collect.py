@@ -25,6 +25,8 @@ def why_kept(store: StoreFacts, unused_since: float | None) -> str:
         return f"it is in use by {who}"
     if store.elsewhere:
         return "parts of it lie elsewhere: name " + ", ".join(str(each.parent) for each in store.elsewhere)
+    if len(store.made_as) > len(store.directories):
+        return f"it was made in {', '.join(store.made_as)}: name as many roots, as its server has them"
     if unused_since is None:
         return ""
     if store.chunks is None:

@@ -40,6 +40,7 @@ class StoreFacts:
         name: its directories' name, the digest of its namespace.
         directories: all that it has, in its own order; of the given roots alone where its catalogue does not
             say.
+        catalogue: the one of them with its catalogue; the first where none has it.
         elsewhere: those of them that are in none of the given roots.
         namespace: its ``namespace.json``, empty when that cannot be read.
         owner: the process that has it open; None if none has.
@@ -52,6 +53,7 @@ class StoreFacts:
 
     name: str
     directories: tuple[Path, ...]
+    catalogue: Path
     elsewhere: tuple[Path, ...]
     namespace: dict[str, Any]
     owner: Owner | None
@@ -82,6 +84,13 @@ class StoreFacts:
         """Return a positive whole number of ``namespace.json`` or of the shape; None if there is none."""
         found = self.namespace.get(key, self.shape.get(key))
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+    @property
+    def made_as(self) -> tuple[str, ...]:
+        """Its directories when its last owner ran; empty when nobody says."""
+        found = self.shape.get("roots")
+        named = isinstance(found, list) and all(isinstance(each, str) for each in found)
+        return tuple(found or ()) if named else ()
 
     @property
     def data_bytes(self) -> int | None:
@@ -125,6 +134,7 @@ def look_at(other: OtherStore) -> StoreFacts:
     return StoreFacts(
         name=other.name,
         directories=directories,
+        catalogue=catalogues[0] if catalogues else directories[0],
         elsewhere=tuple(each for each in directories if each not in other.directories),
         namespace=namespace,
         owner=None if owner is None else read_owner(owner),
@@ -187,7 +197,7 @@ def read_use(store: StoreFacts, now: float | None = None) -> StoreUse:
     bounds = [now - seconds for _, seconds in AGES]
     counts = [0] * (len(bounds) + 1)
     oldest, newest = [], []
-    with reading(store.directories[0]) as connection:
+    with reading(store.catalogue) as connection:
         counters = dict(connection.execute("SELECT name, value FROM counters"))
         # Catalogues of schema 1 have no such list.
         retired = 0

@@ -87,7 +87,14 @@ def layout_of(store: StoreFacts) -> StoreLayout:
     """Return where a store's segments lie. Raises CatalogueError when that is not written down there."""
     if store.problem:
         raise CatalogueError(store.problem)
-    with reading(store.directories[0]) as connection:
+    # Which chunk lies in which root follows from their order; a single one may have moved.
+    may_have_moved = len(store.directories) == len(store.made_as) == 1
+    if not may_have_moved and store.made_as != tuple(map(str, store.directories)):
+        raise CatalogueError(
+            f"the store {store.name} was made in {', '.join(store.made_as) or 'places that it does not say'}"
+            " and is not there now: mount its drives as its server has them, and name those roots"
+        )
+    with reading(store.catalogue) as connection:
         chunks_per_file = read_meta(connection).get("chunks_per_file")
     try:
         return StoreLayout(
@@ -120,7 +127,7 @@ def data_sizes(store: StoreFacts, layout: StoreLayout) -> tuple[int, ...]:
 
 def chosen_slots(store: StoreFacts, sample: int | None) -> list[int]:
     """Return the places of all resident chunks in ascending order, or of so many that chance picks."""
-    with reading(store.directories[0]) as connection:
+    with reading(store.catalogue) as connection:
         slots = [slot for (slot,) in connection.execute("SELECT slot FROM chunks ORDER BY slot")]
     return slots if sample is None or sample >= len(slots) else sorted(random.sample(slots, sample))
 
@@ -172,7 +179,7 @@ def rows_now(store: StoreFacts, slots: Sequence[int]) -> dict[int, Row]:
     """
     if not slots:
         return {}
-    with reading(store.directories[0]) as connection:
+    with reading(store.catalogue) as connection:
         rows = ((slot, row_of_slot(connection, slot)) for slot in slots)
         return {slot: row for slot, row in rows if row is not None}
 
@@ -275,7 +282,7 @@ def drop(store: StoreFacts, slots: Iterable[int]) -> int:
     gone = list(slots)
     if not gone:
         return 0
-    catalogue = Catalogue.open(store.directories[0] / CATALOGUE_NAME, layout_facts=store.shape)
+    catalogue = Catalogue.open(store.catalogue / CATALOGUE_NAME, layout_facts=store.shape)
     try:
         catalogue.remove(gone, lambda slots: None, suspect=True)
         catalogue.add("corrupt_chunks", len(gone))

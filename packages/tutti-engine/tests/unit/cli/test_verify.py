@@ -151,6 +151,22 @@ def test_a_damaged_row_is_found_and_dropped(tutti, store):
     assert set(rows(store)) == {0, 2, 3, 4, 5}
 
 
+def test_a_single_root_may_have_moved_and_several_must_be_where_they_were(tutti, store, tmp_path, owning):
+    tutti("verify", store.rename(tmp_path / "moved"))
+    server = owning.start([tmp_path / "a", tmp_path / "b"])
+    server.store_chunks([b"x", b"y", b"z"])
+    server.close()
+    assert one(tutti("verify", tmp_path / "b", tmp_path / "a", "--json"))["checked"] == 3
+    assert one(tutti("verify", tmp_path / "a", "--json"))["checked"] == 3, "it knows its other root itself"
+    (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "b").rename(tmp_path / "d")
+    for roots in (["c", "d"], ["d", "c"], ["c"]):
+        paths = [tmp_path / root for root in roots]
+        assert "mount its drives" in tutti("verify", *paths, "--repair", code=2).stderr
+        if len(roots) == 1:
+            assert "name as many roots" in tutti("gc", *paths, "-n", NAMESPACE.digest, code=2).stderr
+
+
 def test_what_a_store_does_not_say_is_asked_for(tutti, store):
     path = store / NAMESPACE.digest / "namespace.json"
     document = json.loads(path.read_text())
