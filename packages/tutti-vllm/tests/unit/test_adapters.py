@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters are told apart by their content, and by nothing once it may not be what vLLM has read."""
 
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from tutti_engine import StoreResult
+from tutti_vllm import adapters as module
 from tutti_vllm.adapters import Adapters, mixed
 
 FUTURE = time.time() + 3600
@@ -31,10 +33,14 @@ def digest(adapters, *args, **more):
     return None if found is None else found.digest
 
 
-def test_the_first_request_is_left_out_and_the_next_ones_are_known(tmp_path):
+def test_requests_are_left_out_until_the_content_is_read_and_then_known(tmp_path, monkeypatch):
     adapters = Adapters(FUTURE)
     one = request(make(tmp_path / "one"))
+    slow, read = threading.Event(), module._read
+    monkeypatch.setattr(module, "_read", lambda adapter: slow.wait(30) and read(adapter))
     assert adapters.find(one) is None
+    assert adapters.find(one) is None
+    slow.set()
     assert adapters.wait(30)
     adapter = adapters.find(one)
     assert len(adapter.digest) == 32 and adapters.is_unchanged(adapter)
