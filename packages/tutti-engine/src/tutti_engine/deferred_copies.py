@@ -107,35 +107,47 @@ class DeferredCopies:
             return positions
 
     def revoke(self, blocks: Iterable[int]) -> None:
-        """Take blocks back for the server: it may write to them with whatever it asks the device for next."""
+        """Take blocks back for the server: it may write to them with whatever it asks the device for next.
+
+        Raises what keeps the device from waiting for copies under way; their chunks fail then.
+        """
         with self._lock:
-            if self._by_block:
-                self._revoke([block for block in blocks if block in self._by_block])
+            if not self._by_block:
+                return
+            copies = self._take_back([block for block in blocks if block in self._by_block])
+            if not copies:
+                return
+            self._counters.add("store_copy_waits")
+            try:
+                self._mover.hold({id(copy): copy for _, _, copy in copies}.values())
+            except BaseException:
+                for deferred, position, _ in copies:
+                    deferred.job.fail((position,), errno.EIO)
+                raise
 
     def revoke_all(self) -> None:
         """Take everything back, and wait for what is being copied."""
         with self._lock:
-            self._revoke(list(self._by_block))
+            self._take_back(list(self._by_block))
             self._ended.wait_for(lambda: not self._by_block)
 
-    def _revoke(self, blocks: Sequence[int]) -> None:
-        copies: dict[int, PageCopy] = {}
+    def _take_back(self, blocks: Sequence[int]) -> list[tuple[DeferredShare, int, PageCopy]]:
+        """Give up what has not been started; return the chunks that are being copied, and their copies."""
+        copies = []
         revoked = 0
         for block in blocks:
             for deferred, position in list(self._by_block.get(block, ())):
                 copy = deferred.running.get(position)
                 if copy is not None:
-                    copies[id(copy)] = copy
+                    copies.append((deferred, position, copy))
                 elif position in deferred.todo:
                     del deferred.todo[position]
                     self._forget(deferred, position)
                     deferred.job.fail((position,), errno.ECANCELED)
                     revoked += 1
-        if copies:
-            self._counters.add("store_copy_waits")
-            self._mover.hold(copies.values())
         if revoked:
             self._counters.add("store_revoked_chunks", revoked)
+        return copies
 
     def _forget(self, deferred: DeferredShare, position: int) -> None:
         for block in deferred.blocks(position):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +30,8 @@ from tutti_engine.wave_keeper import WaveKeeper
 from tutti_engine.waves import Plan
 
 __all__ = ["Executor", "Result"]
+
+logger = logging.getLogger(__name__)
 
 Result: TypeAlias = LoadResult | StoreResult | StoreSettled
 
@@ -207,8 +211,13 @@ class Executor:
                 self._store_jobs[plan.plan_id] = job
                 self.store_time.begin()
                 self._unfinished += 1
-        for share in shares:
-            self._stores.store(job, share)
+        try:
+            for share in shares:
+                self._stores.store(job, share)
+        except Exception as error:
+            # What was handed over before goes on: only its end is the plan's.
+            logger.warning("Tutti: pages could not be copied: %s", error)
+            job.fail(range(len(plan.transfers)), errno.EIO)
         with self._idle:
             job.layers_left -= self._shares.num_layers if layers is None else len(layers)
         self._end_of_store(job)

@@ -72,9 +72,9 @@ class StorePipeline(Pipeline):
         if self._deferred is None:
             self._store_now(job, share)
             return
+        deferred = self._deferred.add(job, share)
         with self._lock:
             job.waves_left += 1
-        deferred = self._deferred.add(job, share)
         self._copier.put(lambda: self._copy_all(deferred))
 
     def revoke(self, blocks: Iterable[int]) -> None:

@@ -202,7 +202,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None and num_external_tokens > 0:
             self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
 
-    @contained(lambda: TuttiMetadata(StepOrders()))
+    @contained(lambda: TuttiMetadata(StepOrders(rewritten=None)))
     def build_connector_meta(self, scheduler_output: Any) -> TuttiMetadata:
         """Return the step's orders to the workers."""
         if self._scheduler is None:

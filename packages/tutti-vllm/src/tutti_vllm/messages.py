@@ -51,14 +51,14 @@ class StepOrders:
         loads: loads to start.
         stores: chunks that the step completes.
         unwanted: ids of load plans whose requests are gone: their blocks are wanted back.
-        rewritten: blocks that the step or its loads may write to; told while stores are under way.
+        rewritten: blocks that the step or its loads may write to; told while stores are under way. None: any.
     """
 
     layout: StoreLayout | None = None
     loads: tuple[RequestLoad, ...] = ()
     stores: tuple[StorePlan, ...] = ()
     unwanted: tuple[int, ...] = ()
-    rewritten: tuple[int, ...] = ()
+    rewritten: tuple[int, ...] | None = ()
 
 
 @dataclass(slots=True)

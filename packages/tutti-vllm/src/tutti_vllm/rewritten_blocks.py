@@ -35,6 +35,8 @@ def rewritten_blocks(
         blocks.update(_behind(tables, tokens if request_id in cached.resumed_req_ids else 0, block_tokens))
     for copy in getattr(scheduler_output, "kv_cache_block_copies", None) or ():
         blocks.add(copy.dst_block_id)
+    # Also of requests that this step does not compute.
+    blocks.update(getattr(scheduler_output, "new_block_ids_to_zero", None) or ())
     return blocks
 
 

@@ -253,7 +253,12 @@ class SchedulerSide:
         if not self.names_rewritten or not self._engine.planner.pending_stores:
             return orders
         sizes = [group.block_tokens for group in self._engine.geometry.groups]
-        blocks = rewritten_blocks(scheduler_output, sizes, [load.block_ids for load in orders.loads])
+        try:
+            blocks = rewritten_blocks(scheduler_output, sizes, [load.block_ids for load in orders.loads])
+        except Exception:
+            # Not a reason to lose the orders, nor to store what somebody else has written.
+            logger.exception("Tutti: stores whose pages were not copied yet are given up.")
+            return replace(orders, rewritten=None)
         return replace(orders, rewritten=tuple(blocks))
 
     def take_report(self, report: StepReport) -> None:

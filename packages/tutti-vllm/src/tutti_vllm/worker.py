@@ -101,10 +101,18 @@ class WorkerSide:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
         self._unusable = reason
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """Leave blocks alone that the next step may write to. May be called again."""
-        if self._engine is not None and blocks:
-            self._engine.reuse_blocks(blocks)
+    def give_back(self, blocks: Sequence[int] | None) -> None:
+        """Leave blocks alone that the next step may write to, None for all. May be called again."""
+        if self._engine is None:
+            return
+        try:
+            if blocks is None:
+                self._engine.leave_pages()
+            elif blocks:
+                self._engine.reuse_blocks(blocks)
+        except Exception:
+            # Nothing is stored of these blocks, and the step has other orders.
+            logger.exception("Tutti: the device did not take the order to wait for stores.")
 
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""

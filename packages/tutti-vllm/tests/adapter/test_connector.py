@@ -72,7 +72,7 @@ REQUEST = SimpleNamespace(request_id="r", lora_request=None, pooling_params=None
 METADATA = TuttiMetadata(StepOrders())
 BROKEN_HOOKS = [
     ("bind_connector_metadata", (METADATA,), None),
-    ("build_connector_meta", (None,), METADATA),
+    ("build_connector_meta", (None,), TuttiMetadata(StepOrders(rewritten=None))),
     ("handle_preemptions", (METADATA,), None),
     ("on_new_request", (REQUEST,), None),
     ("register_kv_caches", ({},), None),

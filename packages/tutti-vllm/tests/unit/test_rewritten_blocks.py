@@ -44,3 +44,8 @@ def test_what_loads_fill_and_what_vllm_copies_blocks_to():
     copies = [Some(src_block_id=1, dst_block_id=2)]
     assert rewritten_blocks(output(kv_cache_block_copies=copies), [16], [(8, 9), (10,)]) == {2, 8, 9, 10}
     assert rewritten_blocks(output(kv_cache_block_copies=None), [16], []) == set()
+
+
+def test_what_vllm_fills_with_zeros_for_whomever():
+    assert rewritten_blocks(output(new_block_ids_to_zero=[4, 7]), [16], []) == {4, 7}
+    assert rewritten_blocks(output(new_block_ids_to_zero=None), [16], []) == set()

@@ -153,6 +153,17 @@ def test_a_failing_store_plan_does_not_lose_loads(rig, monkeypatch):
     assert len(orders.loads) == 1 and orders.stores == ()
 
 
+def test_a_step_whose_blocks_cannot_be_named_may_write_to_any_and_keeps_its_orders(rig):
+    rig.side.names_rewritten = True
+    rig.cached(256)
+    request = rig.add("r", 300)
+    rig.side.plan_load(request, (list(range(1, 20)),), rig.side.matched_tokens(request, 0))
+    other = rig.add("o", 128, salt="x")
+    orders = rig.step([(other.request_id, 128)])
+    told = rig.side.add_rewritten(orders, object())
+    assert told.rewritten is None and told.loads == orders.loads and told.stores == orders.stores
+
+
 def test_chunked_prefill_stores_each_chunk_once_with_its_own_blocks(rig):
     request = rig.add("r", 200)
     table = list(range(50, 63))

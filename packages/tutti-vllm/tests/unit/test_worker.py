@@ -205,6 +205,29 @@ def test_the_store_is_opened_as_soon_as_its_place_is_known(rig):
     assert doors == [LAYOUT]
 
 
+def test_a_step_that_may_write_to_any_block_has_all_of_them_given_back(rig, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(TuttiEngine, "leave_pages", lambda self: given_back.append("all"))
+    monkeypatch.setattr(TuttiEngine, "reuse_blocks", lambda self, blocks: given_back.append(blocks))
+    one = rig()
+    one.step(StepOrders(LAYOUT))
+    for rewritten in ((), (3, 4), None):
+        one.step(StepOrders(rewritten=rewritten))
+    assert given_back == [(3, 4), "all"]
+
+
+def test_blocks_that_are_not_given_back_keep_no_order_from_its_worker(rig, monkeypatch):
+    def refuse(self, blocks):
+        raise RuntimeError("no such stream")
+
+    one = rig()
+    one.step(StepOrders(LAYOUT))
+    monkeypatch.setattr(TuttiEngine, "reuse_blocks", refuse)
+    one.side.begin_step(StepOrders(stores=(store_plan(1, 0, (1, 2)),), rewritten=(3,)))
+    one.side.finish_step()
+    assert one.until(lambda answer: answer[2])[2].results[0][0].checksums[0] is not None
+
+
 def test_a_cache_that_cannot_be_used_is_told_once(rig):
     rig = rig()
     rig.side.refuse("strange layout")

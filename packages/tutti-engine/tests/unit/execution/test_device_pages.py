@@ -172,6 +172,43 @@ def test_a_copy_under_way_holds_the_next_writer_up(serve, gate):
     server.close()
 
 
+def test_a_device_that_does_not_take_the_order_to_wait_costs_the_chunks_that_are_copied(serve, gate):
+    server = serve()
+    held = threading.Event()
+
+    def slow(layers, block_ids, slots):
+        held.set()
+        gate.wait()
+        return type(server.mover).gather(server.mover, layers, block_ids, slots)
+
+    def refuse(copies):
+        raise RuntimeError("no such stream")
+
+    server.mover.gather, server.mover.hold = slow, refuse
+    server.store([(0, [0, 1], 0), (1, [2, 3], 0)])
+    assert held.wait(SECONDS)
+    with pytest.raises(RuntimeError, match="no such stream"):
+        server.executor.reuse_blocks([0, 1])
+    gate.set()
+    (result,) = server.results()
+    assert [sums is None for sums in result.checksums] == [True, False]
+    server.close()
+
+
+def test_a_plan_ends_whatever_the_device_says_when_it_is_given(serve):
+    server = serve()
+
+    def refuse():
+        raise RuntimeError("no more events")
+
+    server.mover.mark = refuse
+    server.store([(0, [0, 1], 0)])
+    (result,) = server.results()
+    assert result.checksums == (None,) and result.errno == errno.EIO
+    assert server.executor.in_use() == dict.fromkeys(server.executor.in_use(), 0)
+    server.close()
+
+
 def test_a_load_waits_for_the_work_of_those_who_had_its_blocks(serve, gate):
     server = serve()
     server.step([0, 1], 3)
