@@ -100,6 +100,8 @@ def test_roots_that_a_store_would_refuse(tutti, tmp_path):
     }
     assert verdicts == {"file": "fail", "link": "fail", "open": "warn", "new": "note"}
     assert not (tmp_path / "new").exists()
+    linked = of_root(tutti("doctor", tmp_path / "link", "--json", code=2).document, "directory")
+    assert "symbolic link" in linked["found"] and linked["fix"] == f"name {tmp_path}"
 
 
 @pytest.mark.parametrize(
