@@ -100,6 +100,7 @@ class Executor:
         )
         backend.bind_staging(self.window)
         mover.bind(self.window)
+        self._mover = mover
         self._background = mover if isinstance(mover, BackgroundMover) else None
         self._results: deque[Result] = deque()
         self._load_jobs: dict[int, LoadJob] = {}
@@ -107,33 +108,46 @@ class Executor:
         self._keeper = WaveKeeper(self._late_end)
         self._idle = threading.Condition()
         self._unfinished = 0
+        try:
+            self._start(settings, rank, verification)
+        except BaseException:
+            if self._background is not None:
+                self._background.unbind()
+            raise
+
+    def _start(self, settings: ExecutionSettings, rank: int, verification: Verification) -> None:
+        """Start the threads."""
         shared = Shared(
             self._keeper,
-            backend,
-            mover,
+            self._backend,
+            self._mover,
             self.counters,
             self._wait_for_room,
-            geometry.segment_bytes,
+            self._geometry.segment_bytes,
             settings.io_timeout,
         )
         self._loads = LoadPipeline(
             self.window.loads,
             shared,
-            num_layers=geometry.num_layers,
+            num_layers=self._geometry.num_layers,
             rank=rank,
             lookahead=settings.lookahead,
-            max_queued=settings.max_queued_loads * len(geometry.groups),
+            max_queued=settings.max_queued_loads * len(self._geometry.groups),
             verification=verification,
             on_end=self._end_of_load,
         )
-        self._stores = StorePipeline(
-            self.window.stores,
-            shared,
-            stall=settings.store_stall,
-            depth=settings.write_depth,
-            late=settings.late_copies,
-            on_wave_end=self._end_of_store,
-        )
+        try:
+            self._stores = StorePipeline(
+                self.window.stores,
+                shared,
+                stall=settings.store_stall,
+                depth=settings.write_depth,
+                late=settings.late_copies,
+                on_wave_end=self._end_of_store,
+            )
+        except BaseException:
+            self._loads.stop(0.0)
+            raise
 
     @property
     def data_path(self) -> str:

@@ -42,7 +42,11 @@ class DeviceMover:
         self._pinned = 0
 
     def bind(self, window: StagingWindow) -> None:
-        """Pin the staging window and prepare transfers. Raises DeviceError where it cannot be pinned."""
+        """Pin the staging window and prepare transfers.
+
+        Raises DeviceError where it cannot be pinned. Whatever it raises, nothing stays pinned.
+        """
+        self.unbind()
         with torch.cuda.device(self._device):
             code = int(torch.cuda.cudart().cudaHostRegister(window.address, window.nbytes, 0))
         if code:
@@ -51,10 +55,15 @@ class DeviceMover:
                 "allow the process to lock more memory, or make the staging banks smaller"
             )
         self._pinned = window.address
-        memory = torch.frombuffer(window.memory, dtype=torch.uint8)
-        self._loads, self._stores = (
-            _Side(self._cache, memory, window, self._num_sms, gather=gather) for gather in (False, True)
-        )
+        try:
+            memory = torch.frombuffer(window.memory, dtype=torch.uint8)
+            self._loads, self._stores = (
+                _Side(self._cache, memory, window, self._num_sms, gather=gather) for gather in (False, True)
+            )
+        except BaseException:
+            # The window goes with its executor, which comes to nothing.
+            self.unbind()
+            raise
 
     def unbind(self) -> None:
         """Unpin the window."""
