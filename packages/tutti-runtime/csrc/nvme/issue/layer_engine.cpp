@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tutti/runtime/nvme/layer_engine.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "../drive_window.hpp"
+#include "engine_drive.hpp"
+#include "tutti/runtime/detail/checks.hpp"
+#include "tutti/runtime/error.hpp"
+#include "tutti/runtime/nvme/backoff.hpp"
+#include "tutti/runtime/nvme/core/ordered.hpp"
+
+namespace tutti::runtime::nvme {
+namespace {
+
+constexpr Clock::duration kLookEvery = std::chrono::milliseconds(10);
+
+void check(const LayerEngineSettings& settings, std::size_t controllers) {
+  if (controllers < 1 || controllers > 64) {
+    throw InvalidArgument("controllers has " + std::to_string(controllers) +
+                          " entries and must have 1 to 64");
+  }
+  detail::check_range("queues", settings.queues, 1, 64);
+  detail::check_range("queue_entries", settings.queue_entries, 2, 4096);
+  detail::check_range("ring_entries", settings.ring_entries, 1, 4096);
+  detail::check_range("max_windows", settings.max_windows, 1, 4096);
+  detail::check_range("max_places", settings.max_places, 1, 1U << 20);
+  if (settings.window_bytes == 0) {
+    throw InvalidArgument("window_bytes=0 must be 1 or more");
+  }
+  if (!(settings.command_timeout.count() > 0 && settings.command_timeout.count() <= 3600)) {
+    throw InvalidArgument("command_timeout=" + std::to_string(settings.command_timeout.count()) +
+                          " must be seconds above 0 to 3600");
+  }
+}
+
+bool is_lost(const IssueLane& lane) { return load_relaxed(&lane.lost) != 0; }
+
+template <typename T>
+T* shared_array(TeamHost& teams, std::size_t count) {
+  return reinterpret_cast<T*>(teams.shared(std::max<std::size_t>(count, 1) * sizeof(T)));
+}
+
+template <typename T>
+T* local_array(TeamHost& teams, std::size_t count) {
+  return reinterpret_cast<T*>(teams.local(std::max<std::size_t>(count, 1) * sizeof(T)));
+}
+
+}  // namespace
+
+LayerEngine::LayerEngine(std::vector<std::unique_ptr<Controller>> controllers,
+                         std::unique_ptr<TeamHost> teams, const LayerEngineSettings& settings)
+    : settings_(settings), teams_(std::move(teams)) {
+  check(settings, controllers.size());
+  for (auto& controller : controllers) {
+    const TransportCaps caps = controller->transport().caps();
+    const bool on_gpu = teams_->queue_memory() == MemoryKind::kPinnedHost;
+    if (!caps.doorbell_stores || (on_gpu && !caps.gpu_doorbells)) {
+      throw InvalidArgument(controller->transport().name() +
+                            ": its doorbells are no words that a team can store to (" + caps.limits + ")");
+    }
+    Drive& drive = drives_.emplace_back();
+    drive.controller = std::move(controller);
+    drive.places = shared_array<ShardPlace>(*teams_, settings.max_places);
+    drive.nsids = shared_array<std::uint32_t>(*teams_, settings.max_places);
+    drive.windows = shared_array<DataWindow>(*teams_, settings.max_windows);
+  }
+  tail_ = shared_array<std::uint64_t>(*teams_, 1);
+  stop_ = shared_array<std::uint32_t>(*teams_, 1);
+  ring_ = {shared_array<LayerDescriptor>(*teams_, settings.ring_entries), settings.ring_entries, tail_,
+           stop_};
+  slot_layers_.resize(settings.ring_entries);
+  try {
+    make_lanes();
+  } catch (...) {
+    shut_down();  // before the queues' memory goes
+    throw;
+  }
+}
+
+LayerEngine::~LayerEngine() {
+  try {
+    stop();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is gone, and its teams with it
+  }
+  shut_down();
+}
+
+void LayerEngine::shut_down() noexcept {
+  for (Drive& drive : drives_) {
+    if (drive.controller) {
+      drive.controller->shutdown();
+    }
+  }
+}
+
+void LayerEngine::make_lanes() {
+  for (std::uint32_t i = 0; i < drives_.size(); ++i) {
+    const std::uint32_t count = std::min(settings_.queues, drives_[i].controller->max_queues());
+    for (std::uint32_t queue = 0; queue < count; ++queue) {
+      queues_.push_back(
+          {drives_[i].controller->make_queue_pair(settings_.queue_entries, teams_->queue_memory()), i});
+    }
+    drives_[i].queues = count;
+    drives_[i].first_lane = static_cast<std::uint32_t>(queues_.size()) - count;
+  }
+  lanes_ = shared_array<IssueLane>(*teams_, queues_.size());
+  for (std::uint32_t i = 0; i < queues_.size(); ++i) {
+    QueuePair& pair = *queues_[i].pair;
+    const Drive& drive = drives_[queues_[i].drive];
+    IssueLane& lane = *new (lanes_ + i) IssueLane;
+    lane.sq = pair.submission_ring();
+    lane.cq = pair.completion_ring();
+    lane.ids = pair.command_ids();
+    lane.ids.ids = local_array<std::uint16_t>(*teams_, lane.ids.capacity);
+    lane.ids.free_slots = local_array<std::uint16_t>(*teams_, lane.ids.capacity);
+    lane.ids.in_use = local_array<std::uint8_t>(*teams_, lane.ids.capacity);
+    lane.flights = local_array<Flight>(*teams_, lane.ids.capacity);
+    lane.sq_doorbell = pair.sq_doorbell();
+    lane.cq_doorbell = pair.cq_doorbell();
+    lane.queue_id = pair.id();
+    lane.drive = queues_[i].drive;
+    lane.index = i - drive.first_lane;
+    lane.count = drive.queues;
+    lane.tables = {drive.places, drive.nsids, drive.windows};
+    const std::uint32_t share = settings_.window_commands / drive.queues;
+    lane.max_commands =
+        settings_.window_commands == 0 ? lane.ids.capacity : std::clamp(share, 1U, lane.ids.capacity);
+    lane.max_bytes = std::max<std::uint64_t>(settings_.window_bytes / drive.queues, 1);
+  }
+}
+
+std::uint32_t LayerEngine::add_window(std::byte* address, std::uint64_t size, MemoryKind kind, int device) {
+  const auto number = static_cast<std::uint32_t>(window_sizes_.size());
+  if (number == settings_.max_windows) {
+    throw InvalidArgument("there are max_windows=" + std::to_string(number) + " windows already");
+  }
+  Memory memory;
+  memory.address = address;
+  memory.size = size;
+  memory.kind = kind;
+  memory.device = device;
+  std::vector<std::unique_ptr<DriveWindow>> made;
+  for (const Drive& drive : drives_) {
+    Controller& controller = *drive.controller;
+    made.push_back(std::make_unique<DriveWindow>(controller.transport(), memory, controller.page_bytes(),
+                                                 settings_.sgl && controller.identity().takes_sgl()));
+  }
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    DataWindow view = made[i]->view();
+    auto* const runs = local_array<IovaRun>(*teams_, view.map.count);
+    teams_->upload(reinterpret_cast<std::byte*>(runs), view.map.runs, view.map.count * sizeof(IovaRun));
+    view.map.runs = runs;
+    drives_[i].windows[number] = view;
+    drives_[i].kept.push_back(std::move(made[i]));
+  }
+  window_sizes_.push_back(size);
+  return number;
+}
+
+std::uint32_t LayerEngine::add_place(std::uint32_t drive, std::uint32_t nsid,
+                                     std::span<const BlockExtent> extents) {
+  if (drive >= drives_.size()) {
+    throw InvalidArgument("drive=" + std::to_string(drive) + " must be below " +
+                          std::to_string(drives_.size()));
+  }
+  Drive& home = drives_[drive];
+  const NamespaceIdentity* const space = home.controller->find_namespace(nsid);
+  if (space == nullptr || space->metadata_bytes != 0 || space->protection != 0 || extents.empty()) {
+    throw InvalidArgument("nsid=" + std::to_string(nsid) +
+                          " must be an active namespace without metadata, and have extents");
+  }
+  const auto number = static_cast<std::uint32_t>(home.place_shifts.size());
+  if (number == settings_.max_places) {
+    throw InvalidArgument("there are max_places=" + std::to_string(number) + " places on the drive already");
+  }
+  auto* const copy = local_array<BlockExtent>(*teams_, extents.size());
+  teams_->upload(reinterpret_cast<std::byte*>(copy), extents.data(), extents.size_bytes());
+  ShardPlace place;
+  place.extents = {copy, static_cast<std::uint32_t>(extents.size())};
+  place.block_shift = space->block_shift;
+  place.max_bytes = std::min(home.controller->max_transfer_bytes(),
+                             std::uint64_t{kMaxBlocksPerCommand} << space->block_shift);
+  place.boundary_blocks = space->boundary_blocks;
+  home.places[number] = place;
+  home.nsids[number] = nsid;
+  home.place_shifts.push_back(space->block_shift);
+  return number;
+}
+
+void LayerEngine::check_slice(const LayerSlice& slice) const {
+  const bool known = slice.drive < drives_.size() && slice.window < window_sizes_.size() &&
+                     slice.place < drives_[slice.drive].place_shifts.size();
+  if (!known) {
+    throw InvalidArgument("a slice names drive " + std::to_string(slice.drive) + ", place " +
+                          std::to_string(slice.place) + ", window " + std::to_string(slice.window) +
+                          ", of which one is not there");
+  }
+  const std::uint64_t size = window_sizes_[slice.window];
+  const std::uint64_t block = std::uint64_t{1} << drives_[slice.drive].place_shifts[slice.place];
+  if (slice.length > size || slice.memory_offset > size - slice.length ||
+      ((slice.length | slice.target_offset) & (block - 1)) != 0 || slice.memory_offset % 4 != 0) {
+    throw InvalidArgument("a slice of " + std::to_string(slice.length) + " bytes from " +
+                          std::to_string(slice.memory_offset) + " must lie in its window of " +
+                          std::to_string(size) + " bytes and on whole blocks of " + std::to_string(block));
+  }
+}
+
+std::uint32_t LayerEngine::add_layer(IoOpcode opcode, std::span<const LayerSlice> slices) {
+  if (opcode != IoOpcode::kRead && opcode != IoOpcode::kWrite) {
+    throw InvalidArgument("a layer reads or writes");
+  }
+  if (slices.empty() || slices.size() >= kNoItem) {
+    throw InvalidArgument("a layer has 1 to 2^32 - 2 slices, not " + std::to_string(slices.size()));
+  }
+  std::vector<std::vector<LayerItem>> sorted(drives_.size());
+  for (std::uint32_t i = 0; i < slices.size(); ++i) {
+    const LayerSlice& slice = slices[i];
+    check_slice(slice);
+    sorted[slice.drive].push_back(
+        {slice.target_offset, slice.memory_offset, slice.length, slice.place, slice.window, i});
+  }
+  std::vector<LayerItem> items;
+  std::vector<LayerRange> ranges;
+  for (const std::vector<LayerItem>& part : sorted) {
+    ranges.push_back({static_cast<std::uint32_t>(items.size()), static_cast<std::uint32_t>(part.size())});
+    items.insert(items.end(), part.begin(), part.end());
+  }
+  Layer layer;
+  layer.count = static_cast<std::uint32_t>(items.size());
+  layer.host_status = shared_array<std::int32_t>(*teams_, items.size());
+  auto* const own_items = local_array<LayerItem>(*teams_, items.size());
+  auto* const own_ranges = local_array<LayerRange>(*teams_, ranges.size());
+  teams_->upload(reinterpret_cast<std::byte*>(own_items), items.data(), items.size() * sizeof(LayerItem));
+  teams_->upload(reinterpret_cast<std::byte*>(own_ranges), ranges.data(), ranges.size() * sizeof(LayerRange));
+  layer.form.items = own_items;
+  layer.form.ranges = own_ranges;
+  layer.form.progress = local_array<ItemProgress>(*teams_, items.size());
+  layer.form.status = local_array<std::int32_t>(*teams_, items.size());
+  layer.form.host_status = layer.host_status;
+  layer.form.done = shared_array<std::uint64_t>(*teams_, 1);
+  layer.form.timeout_ns = static_cast<std::uint64_t>(settings_.command_timeout.count() * 1e9);
+  layer.form.teams_left = teams();
+  layer.form.opcode = opcode;
+  layers_.push_back(std::move(layer));
+  return static_cast<std::uint32_t>(layers_.size() - 1);
+}
+
+std::uint64_t LayerEngine::submit(std::uint32_t number) {
+  if (number >= layers_.size()) {
+    throw InvalidArgument("layer=" + std::to_string(number) + " must be below " +
+                          std::to_string(layers_.size()));
+  }
+  Layer& layer = layers_[number];
+  if (load_acquire(layer.form.done) != layer.ticket) {
+    throw SystemError(EBUSY, "layer " + std::to_string(number) + " is under way already");
+  }
+  if (shown_ >= ring_.depth && !is_done(shown_ - ring_.depth + 1)) {
+    throw SystemError(EAGAIN, "the ring has " + std::to_string(ring_.depth) + " layers that are not done");
+  }
+  if (teams_->check() != 0) {
+    throw SystemError(teams_->check(), "the teams' device has failed");
+  }
+  if (down_ && Clock::now() >= retry_at_ && (shown_ == 0 || is_done(shown_))) {
+    recover();
+  }
+  const std::uint64_t slot = shown_ % ring_.depth;
+  layer.form.ticket = layer.ticket = ++shown_;
+  ring_.slots[slot] = layer.form;
+  slot_layers_[slot] = number;
+  store_release(tail_, shown_);
+  if (!running_) {
+    start_teams();
+  }
+  return shown_;
+}
+
+void LayerEngine::start_teams() {
+  store_release(stop_, settings_.persistent ? 0U : 1U);
+  teams_->start(ring_, lanes_, teams());
+  running_ = true;
+}
+
+bool LayerEngine::is_done(std::uint64_t ticket) const {
+  if (ticket + ring_.depth <= shown_) {
+    return true;  // its slot was used again
+  }
+  const Layer& layer = layers_[slot_layers_[(ticket - 1) % ring_.depth]];
+  return load_acquire(layer.form.done) >= ticket;
+}
+
+bool LayerEngine::wait_done(std::uint64_t ticket, TimePoint deadline) {
+  Backoff backoff;
+  while (!is_done(ticket)) {
+    if (Clock::now() >= deadline) {
+      return false;
+    }
+    if (const int error = teams_->check(); error != 0) {
+      throw SystemError(error, "the teams' device has failed");
+    }
+    watch();
+    backoff.pause();
+  }
+  return true;
+}
+
+bool LayerEngine::wait(std::uint64_t ticket, Duration timeout) {
+  if (ticket == 0 || ticket > shown_) {
+    throw InvalidArgument("ticket=" + std::to_string(ticket) + " was not given out");
+  }
+  const TimePoint deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  if (!wait_done(ticket, deadline)) {
+    return false;
+  }
+  if (any_lost()) {
+    // Teams must be at rest while their queues are made anew; every command of theirs has a deadline.
+    if (!wait_done(shown_, TimePoint::max())) {
+      return false;
+    }
+    recover();
+  }
+  if (!settings_.persistent && running_ && is_done(shown_)) {
+    teams_->join();
+    running_ = false;
+  }
+  return true;
+}
+
+std::span<const std::int32_t> LayerEngine::statuses(std::uint32_t layer) const {
+  return {layers_.at(layer).host_status, layers_.at(layer).count};
+}
+const std::int32_t* LayerEngine::device_statuses(std::uint32_t layer) const {
+  return layers_.at(layer).form.status;
+}
+const std::uint64_t* LayerEngine::done_word(std::uint32_t layer) const { return layers_.at(layer).form.done; }
+
+LayerCounters LayerEngine::counters() const {
+  LayerCounters sum = counters_;
+  for (std::uint32_t i = 0; i < queues_.size(); ++i) {
+    sum.commands += lanes_[i].commands;
+    sum.doorbells += lanes_[i].doorbells;
+    sum.strays += lanes_[i].strays;
+  }
+  return sum;
+}
+
+void LayerEngine::stop() {
+  if (running_) {
+    store_release(stop_, 1U);
+    running_ = false;
+    teams_->join();
+  }
+}
+
+/// A controller that failed answers nothing: its teams need not wait for the deadline.
+void LayerEngine::watch() {
+  const TimePoint now = Clock::now();
+  if (now - looked_ < kLookEvery) {
+    return;
+  }
+  looked_ = now;
+  for (std::uint32_t i = 0; i < queues_.size(); ++i) {
+    const int error = drives_[queues_[i].drive].controller->check_alive();
+    if (error != 0) {
+      store_relaxed(&lanes_[i].control, static_cast<std::uint32_t>(error));
+    }
+  }
+}
+
+bool LayerEngine::any_lost() const { return std::any_of(lanes_, lanes_ + queues_.size(), is_lost); }
+
+void LayerEngine::recover() {
+  down_ = false;
+  for (std::uint32_t i = 0; i < drives_.size(); ++i) {
+    const IssueLane* const first = lanes_ + drives_[i].first_lane;
+    if (std::any_of(first, first + drives_[i].queues, is_lost)) {
+      recover(i);
+    }
+  }
+}
+
+/// In order of force: new queues, a controller reset, cutting the device off from memory.
+void LayerEngine::recover(std::uint32_t number) {
+  Drive& drive = drives_[number];
+  if (drive.controller->check_alive() == 0 && remake_lost(number)) {
+    return;
+  }
+  try {
+    drive.controller->reset();
+    ++counters_.resets;
+    for (std::uint32_t i = 0; i < drive.queues; ++i) {
+      const std::uint32_t lane = drive.first_lane + i;
+      queues_[lane].pair->clear();
+      drive.controller->create(*queues_[lane].pair);
+      renew(lane);
+    }
+  } catch (const Error& error) {
+    cut_off(number, error.what());
+  }
+}
+
+bool LayerEngine::remake_lost(std::uint32_t number) {
+  Drive& drive = drives_[number];
+  try {
+    for (std::uint32_t i = 0; i < drive.queues; ++i) {
+      const std::uint32_t lane = drive.first_lane + i;
+      if (lanes_[lane].lost != 0) {
+        drive.controller->remake(*queues_[lane].pair);
+        ++counters_.remade;
+        renew(lane);
+      }
+    }
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The controller has new queues for this lane.
+void LayerEngine::renew(std::uint32_t number) {
+  IssueLane& lane = lanes_[number];
+  lane.sq_doorbell = queues_[number].pair->sq_doorbell();
+  lane.cq_doorbell = queues_[number].pair->cq_doorbell();
+  lane.control = 0;
+  lane.lost = 0;
+  lane.clear = LaneClear::kAgain;
+}
+
+/// Nothing of it may touch memory once its layer is reported. It is tried again by a later submit.
+void LayerEngine::cut_off(std::uint32_t number, const char* why) {
+  Drive& drive = drives_[number];
+  Transport& transport = drive.controller->transport();
+  for (std::uint32_t i = 0; i < drive.queues; ++i) {
+    IssueLane& lane = lanes_[drive.first_lane + i];
+    lane.lost = lane.lost != 0 ? lane.lost : std::uint32_t{EIO};
+  }
+  down_ = true;
+  retry_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(settings_.retry_after);
+  if (drive.controller->check_alive() != ENODEV && !transport.set_bus_master(false)) {
+    throw SystemError(EIO, transport.name() + ": it does not come back (" + why +
+                               ") and cannot be kept from memory: do not use what its layers read into");
+  }
+}
+
+}  // namespace tutti::runtime::nvme
