@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings.hpp"
+#include "nvme_controllers.hpp"
 #include "settings.hpp"
 #include "tutti/runtime/nvme/config.hpp"
 #include "tutti/runtime/nvme/qtest.hpp"
@@ -58,6 +59,7 @@ OpenTransport soft_transport(Settings& settings, const std::string& name) {
   settings.take("dma_granule", soft.dma_granule);
   settings.take("latency", soft.latency);
   settings.take("bandwidth", soft.bandwidth);
+  settings.take("device", soft.device);
   std::shared_ptr<SoftControl> control;
   settings.take("control", control);
   return [soft, control]() -> std::unique_ptr<nvme::Transport> {
@@ -83,6 +85,8 @@ OpenTransport vfio_transport(Settings& settings, const std::string& name) {
   settings.take("root", options.root);
   return [options] { return nvme::open_vfio(options); };
 }
+
+}  // namespace
 
 ControllerConfig to_controller(const py::dict& values) {
   ControllerConfig controller;
@@ -115,6 +119,8 @@ ControllerConfig to_controller(const py::dict& values) {
   settings.require_empty();
   return controller;
 }
+
+namespace {
 
 Holder make_nvme(const py::kwargs& values) {
   nvme::NvmeConfig config;

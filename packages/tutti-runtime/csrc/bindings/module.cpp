@@ -15,4 +15,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_cuda(module);
   bindings::bind_factories(module, runtime);
   bindings::bind_nvme(module);
+  bindings::bind_nvme_layers(module);
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from tutti_runtime import _core, config
 
-__all__ = ["NVME_KEYS", "check_controllers", "check_nvme_settings"]
+__all__ = ["NVME_KEYS", "check_controllers", "check_layer_settings", "check_nvme_settings"]
 
 _HUGE = (1 << 63) - 1
 
@@ -25,6 +25,18 @@ _NUMBERS: dict[str, tuple[int, int]] = {
 _SECONDS = {"command_timeout": False, "admin_timeout": False, "retry_after": True}  # whether 0 is allowed
 
 NVME_KEYS = ("controllers", *_NUMBERS, *_SECONDS, "sgl", "write_policy", "roots", "unit")
+
+_LAYERS: dict[str, tuple[int, int] | type] = {
+    "queues": (1, 64),
+    "queue_entries": (2, 4096),
+    "window_commands": (0, 1 << 20),
+    "window_bytes": (1, _HUGE),
+    "ring_entries": (1, 4096),
+    "sgl": bool,
+    "persistent": bool,
+    "device": (0, 1023),
+    "blocks": (1, 8),
+}
 
 # What a key of a controller or namespace takes: the bounds of an int, or a type.
 _NAMESPACE: dict[str, tuple[int, int] | type] = {
@@ -47,6 +59,7 @@ _TRANSPORTS: dict[str, dict[str, tuple[int, int] | type]] = {
         "dma_granule": (0, 1 << 40),
         "latency": float,
         "bandwidth": float,
+        "device": (0, 1023),
         "control": _core.NvmeSoftControl,
     },
     "qtest": {
@@ -170,4 +183,17 @@ def check_nvme_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             native.update(config.check_file_settings({key: value}))
         else:
             native[key] = check_controllers(value)
+    return native
+
+
+def check_layer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of :class:`tutti_runtime.nvme_layers.NvmeLayers` as the compiled module takes them."""
+    known = ("controllers", "execution", *_SECONDS)
+    native = _check_mapping("settings", settings, _LAYERS, known)
+    for key in _SECONDS:
+        if key in settings:
+            native.update(check_nvme_settings({key: settings[key]}))
+    if "execution" in settings:
+        native["execution"] = config.check_choice("execution", settings["execution"], ("cpu", "cuda"))
+    native["controllers"] = check_controllers(settings.get("controllers", ()))
     return native

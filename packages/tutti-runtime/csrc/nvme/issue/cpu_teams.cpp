@@ -35,7 +35,7 @@ class ThreadHost {
 class CpuTeams final : public TeamHost {
  public:
   CpuTeams() = default;
-  ~CpuTeams() override { end(); }
+  ~CpuTeams() override { CpuTeams::join(); }
 
   MemoryKind queue_memory() const noexcept override { return MemoryKind::kHost; }
   std::byte* shared(std::uint64_t size) override {
@@ -53,6 +53,7 @@ class CpuTeams final : public TeamHost {
   }
 
   void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count) override {
+    end();  // one owner of a lane at a time
     for (std::uint32_t i = 0; i < count; ++i) {
       threads_.push_back(detail::start_io_thread("tutti-team", [&ring, lane = lanes + i] {
         ThreadHost host;
@@ -61,7 +62,22 @@ class CpuTeams final : public TeamHost {
       }));
     }
   }
-  void join() override { end(); }
+  void start_answering(const AnswerLane* lanes, std::uint32_t count, const std::uint32_t* stop) override {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      answering_.push_back(detail::start_io_thread("tutti-answer", [lane = lanes[i], stop] {
+        ThreadHost host;
+        LoopTeam<LaneState, ThreadHost> team(host);
+        answer(team, lane, stop);
+      }));
+    }
+  }
+  void join() override {
+    end();
+    for (std::thread& each : answering_) {
+      each.join();
+    }
+    answering_.clear();
+  }
 
  private:
   struct alignas(64) Line {
@@ -76,6 +92,7 @@ class CpuTeams final : public TeamHost {
 
   std::vector<std::unique_ptr<Line[]>> memory_;
   std::vector<std::thread> threads_;
+  std::vector<std::thread> answering_;
 };
 
 }  // namespace

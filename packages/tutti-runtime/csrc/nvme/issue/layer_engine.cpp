@@ -247,7 +247,7 @@ std::uint32_t LayerEngine::add_layer(IoOpcode opcode, std::span<const LayerSlice
   layer.form.timeout_ns = static_cast<std::uint64_t>(settings_.command_timeout.count() * 1e9);
   layer.form.teams_left = teams();
   layer.form.opcode = opcode;
-  layers_.push_back(std::move(layer));
+  layers_.push_back(layer);
   return static_cast<std::uint32_t>(layers_.size() - 1);
 }
 
@@ -263,9 +263,6 @@ std::uint64_t LayerEngine::submit(std::uint32_t number) {
   if (shown_ >= ring_.depth && !is_done(shown_ - ring_.depth + 1)) {
     throw SystemError(EAGAIN, "the ring has " + std::to_string(ring_.depth) + " layers that are not done");
   }
-  if (teams_->check() != 0) {
-    throw SystemError(teams_->check(), "the teams' device has failed");
-  }
   if (down_ && Clock::now() >= retry_at_ && (shown_ == 0 || is_done(shown_))) {
     recover();
   }
@@ -274,7 +271,7 @@ std::uint64_t LayerEngine::submit(std::uint32_t number) {
   ring_.slots[slot] = layer.form;
   slot_layers_[slot] = number;
   store_release(tail_, shown_);
-  if (!running_) {
+  if (!running_ || !settings_.persistent) {
     start_teams();
   }
   return shown_;
@@ -299,9 +296,6 @@ bool LayerEngine::wait_done(std::uint64_t ticket, TimePoint deadline) {
   while (!is_done(ticket)) {
     if (Clock::now() >= deadline) {
       return false;
-    }
-    if (const int error = teams_->check(); error != 0) {
-      throw SystemError(error, "the teams' device has failed");
     }
     watch();
     backoff.pause();
@@ -349,10 +343,34 @@ LayerCounters LayerEngine::counters() const {
   return sum;
 }
 
+void LayerEngine::play_drives() {
+  for (const Drive& drive : drives_) {
+    if (!drive.controller->transport().set_bus_master(false)) {
+      throw SystemError(ENOTSUP, drive.controller->transport().name() + ": cannot be kept from memory");
+    }
+  }
+  auto* const lanes = shared_array<AnswerLane>(*teams_, queues_.size());
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    const QueuePair& pair = *queues_[i].pair;
+    lanes[i].commands = reinterpret_cast<const Command*>(pair.sq_memory().address());
+    lanes[i].completions = reinterpret_cast<nvme::Completion*>(pair.cq_memory().address());
+    lanes[i].sq_doorbell = pair.sq_doorbell();
+    lanes[i].cq_doorbell = pair.cq_doorbell();
+    lanes[i].depth = pair.depth();
+    lanes[i].queue_id = pair.id();
+  }
+  played_out_ = shared_array<std::uint32_t>(*teams_, 1);
+  teams_->start_answering(lanes, teams(), played_out_);
+  plays_ = true;
+}
+
 void LayerEngine::stop() {
-  if (running_) {
+  if (plays_) {
+    store_release(played_out_, 1U);
+  }
+  if (running_ || plays_) {
     store_release(stop_, 1U);
-    running_ = false;
+    running_ = plays_ = false;
     teams_->join();
   }
 }
@@ -364,6 +382,9 @@ void LayerEngine::watch() {
     return;
   }
   looked_ = now;
+  if (const int error = teams_->check(); error != 0) {
+    throw SystemError(error, "the teams' device has failed");
+  }
   for (std::uint32_t i = 0; i < queues_.size(); ++i) {
     const int error = drives_[queues_[i].drive].controller->check_alive();
     if (error != 0) {

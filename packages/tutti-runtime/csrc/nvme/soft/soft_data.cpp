@@ -71,9 +71,12 @@ class Resolver {
     std::byte* const memory = windows_.find(iova, size);
     if (memory == nullptr) {
       fail(kStatusDataTransferError, "data outside of every window", iova);
+    } else if (!out_.pieces.empty() && windows_.found_on_device() != out_.on_device) {
+      fail(kStatusDataTransferError, "data of one command in memory of the host and of a CUDA device", iova);
     } else if (!out_.pieces.empty() && out_.pieces.back().data() + out_.pieces.back().size() == memory) {
       out_.pieces.back() = {out_.pieces.back().data(), out_.pieces.back().size() + size};
     } else {
+      out_.on_device = windows_.found_on_device();
       out_.pieces.emplace_back(memory, size);
     }
   }
@@ -92,7 +95,7 @@ class Resolver {
     }
     while (good() && left > 0) {
       const std::byte* const place = windows_.find(at, 8);
-      if (place == nullptr) {
+      if (place == nullptr || windows_.found_on_device()) {
         fail(kStatusDataTransferError, "a PRP list outside of every window", at);
         return;
       }
@@ -134,7 +137,7 @@ class Resolver {
       return false;
     }
     const std::byte* const place = windows_.find(segment.address, segment.length);
-    if (place == nullptr) {
+    if (place == nullptr || windows_.found_on_device()) {
       fail(kStatusDataTransferError, "an SGL segment outside of every window", segment.address);
       return false;
     }

@@ -15,6 +15,7 @@ namespace tutti::runtime::nvme::soft {
 /// Pieces of memory that a data pointer names, in order.
 struct DataPieces {
   std::vector<std::span<std::byte>> pieces;
+  bool on_device = false;    ///< all of them are memory of a CUDA device; else none is
   std::uint16_t status = 0;  ///< 0, or the status with which the command fails
   std::string violation;     ///< what was wrong, in words
 };

@@ -16,10 +16,10 @@ Clock::duration seconds(double value) { return std::chrono::duration_cast<Clock:
 
 }  // namespace
 
-Device::Device(const SoftSettings& settings, SoftControl& control, std::vector<std::uint32_t>& bar)
+Device::Device(const SoftSettings& settings, SoftControl& control, std::span<std::uint32_t> bar)
     : settings_(settings), control_(control), bar_(bar) {
   for (const SoftNamespace& each : settings.namespaces) {
-    namespaces_.push_back(std::make_unique<Storage>(each));
+    namespaces_.push_back(std::make_unique<Storage>(each, settings.device));
   }
   reset_registers();
 }

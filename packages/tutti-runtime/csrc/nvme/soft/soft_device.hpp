@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ struct SubmissionQueue {
 /// registers are words that others read and write at the same time.
 class Device {
  public:
-  Device(const SoftSettings& settings, SoftControl& control, std::vector<std::uint32_t>& bar);
+  Device(const SoftSettings& settings, SoftControl& control, std::span<std::uint32_t> bar);
 
   /// One round. @returns whether there was anything to do.
   bool step();
@@ -114,7 +115,7 @@ class Device {
 
   const SoftSettings settings_;
   SoftControl& control_;
-  std::vector<std::uint32_t>& bar_;
+  std::span<std::uint32_t> bar_;
   std::vector<std::unique_ptr<Storage>> namespaces_;
   Windows windows_;
   DataPieces data_;

@@ -69,7 +69,7 @@ Outcome Device::run_io(const Command& command) {
   }
   const std::uint64_t place = slba_of(command) * storage->lba_bytes();
   const bool read = opcode == IoOpcode::kRead;
-  if (!(read ? storage->read(place, data_.pieces) : storage->write(place, data_.pieces))) {
+  if (!(read ? storage->read(place, data_) : storage->write(place, data_))) {
     return {static_cast<std::uint16_t>(read ? kStatusUnrecoveredRead : kStatusWriteFault), 0};
   }
   control_.count([&](SoftCounters& counters) {

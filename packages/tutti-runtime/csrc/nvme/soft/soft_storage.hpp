@@ -7,7 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "soft_data.hpp"
+#include "tutti/runtime/detail/cuda_memory.hpp"
 #include "tutti/runtime/nvme/soft.hpp"
+#include "tutti/runtime/shim/cuda_launch.hpp"
 
 namespace tutti::runtime::nvme::soft {
 
@@ -15,7 +18,8 @@ namespace tutti::runtime::nvme::soft {
 class Storage {
  public:
   /// @throws InvalidArgument, SystemError
-  explicit Storage(const SoftNamespace& settings);
+  /// `device`: a CUDA device whose memory is reached too, or kAnyDevice.
+  Storage(const SoftNamespace& settings, int device);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -24,18 +28,26 @@ class Storage {
   [[nodiscard]] std::uint32_t lba_bytes() const noexcept { return lba_bytes_; }
   [[nodiscard]] std::uint32_t metadata_bytes() const noexcept { return metadata_bytes_; }
 
-  /// Moves bytes between `place` and the pieces. @returns false when the image refuses.
-  [[nodiscard]] bool read(std::uint64_t place, std::span<const std::span<std::byte>> pieces) noexcept;
-  [[nodiscard]] bool write(std::uint64_t place, std::span<const std::span<std::byte>> pieces) noexcept;
+  /// Moves bytes between `place` and the pieces. @returns false when the image or the device refuses.
+  [[nodiscard]] bool read(std::uint64_t place, const DataPieces& data) noexcept;
+  [[nodiscard]] bool write(std::uint64_t place, const DataPieces& data) noexcept;
   [[nodiscard]] bool flush() noexcept;
 
  private:
+  void close_all() noexcept;
+  [[nodiscard]] bool move_on_device(std::uint64_t place, const DataPieces& data, bool read) noexcept;
+  [[nodiscard]] bool read_image(std::uint64_t place, std::span<std::byte> piece) noexcept;
+  [[nodiscard]] bool write_image(std::uint64_t place, std::span<const std::byte> piece) noexcept;
+
   std::uint64_t blocks_ = 0;
   std::uint32_t lba_bytes_;
   std::uint32_t metadata_bytes_;
   int fd_ = -1;
   std::byte* memory_ = nullptr;
   std::uint64_t bytes_ = 0;
+  std::unique_ptr<shim::WorkStream> stream_;  ///< with a device
+  std::unique_ptr<detail::HostPin> pin_;      ///< of the memory, so that copies run at the bus's rate
+  std::vector<std::byte> bounce_;             ///< between an image and a device
 };
 
 }  // namespace tutti::runtime::nvme::soft

@@ -4,13 +4,16 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "soft_device.hpp"
+#include "tutti/runtime/detail/cuda_memory.hpp"
 #include "tutti/runtime/detail/io_thread.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/nvme/backoff.hpp"
@@ -42,16 +45,56 @@ void check(const SoftSettings& settings) {
           settings.namespaces.size(), "1 to 1024 of them");
 }
 
+/// @throws SystemError
+void* map_pages(std::uint64_t size) {
+  void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw SystemError(errno, "cannot have " + std::to_string(size) + " bytes for the device");
+  }
+  return memory;
+}
+
+/// Registers and doorbells, on pages of their own, which a GPU can be given.
+class Bar {
+ public:
+  Bar(std::uint64_t bytes, int device)
+      : size_((bytes + 4095) & ~std::uint64_t{4095}), memory_(map_pages(size_)) {
+    if (device != kAnyDevice) {
+      try {
+        pin_ = std::make_unique<detail::HostPin>(static_cast<std::byte*>(memory_), size_, device);
+      } catch (...) {
+        ::munmap(memory_, size_);
+        throw;
+      }
+    }
+  }
+  ~Bar() {
+    pin_.reset();
+    ::munmap(memory_, size_);
+  }
+  Bar(const Bar&) = delete;
+  Bar& operator=(const Bar&) = delete;
+
+  [[nodiscard]] std::span<std::uint32_t> words() const noexcept {
+    return {static_cast<std::uint32_t*>(memory_), size_ / 4};
+  }
+
+ private:
+  std::uint64_t size_;
+  void* memory_;
+  std::unique_ptr<detail::HostPin> pin_;
+};
+
 /// The controller and the lock that keeps it from touching memory while a window comes or goes. Shared with
 /// memory and mappings, which may outlive the transport.
 struct Shared {
   Shared(const SoftSettings& settings, std::shared_ptr<SoftControl> switches)
       : control(std::move(switches)),
-        bar((kDoorbells + 2 * (settings.max_queues + 1) * settings.doorbell_stride) / 4),
-        device(settings, *control, bar) {}
+        bar(kDoorbells + 2 * (settings.max_queues + 1) * settings.doorbell_stride, settings.device),
+        device(settings, *control, bar.words()) {}
 
   const std::shared_ptr<SoftControl> control;
-  std::vector<std::uint32_t> bar;
+  Bar bar;
   std::mutex mutex;
   soft::Device device;
 };
@@ -62,6 +105,7 @@ struct Unmap {
   std::vector<DmaRun> runs;
   void* memory;  ///< to be given back, or null
   std::uint64_t size;
+  std::unique_ptr<detail::HostPin> pin;
 
   Unmap(std::shared_ptr<Shared> owner, std::vector<DmaRun> mapped, void* own, std::uint64_t bytes)
       : shared(std::move(owner)), runs(std::move(mapped)), memory(own), size(bytes) {}
@@ -71,6 +115,7 @@ struct Unmap {
       shared->device.windows().remove(runs);
       shared->device.check_queues();
     }
+    pin.reset();
     if (memory != nullptr) {
       ::munmap(memory, size);
     }
@@ -119,25 +164,28 @@ class SoftTransportImpl final : public SoftTransport {
   }
 
   std::uint32_t* doorbell(std::uint32_t offset) override {
-    return offset / 4 < shared_->bar.size() ? &shared_->bar[offset / 4] : nullptr;
+    const std::span<std::uint32_t> words = shared_->bar.words();
+    return offset / 4 < words.size() ? &words[offset / 4] : nullptr;
   }
 
   DmaMemory allocate(std::uint64_t size, MemoryKind kind) override {
-    require_host(kind);
+    require(kind != MemoryKind::kDevice, "queues");
     size = (size + 4095) & ~std::uint64_t{4095};
-    void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      throw SystemError(errno, "cannot have " + std::to_string(size) + " bytes for the device");
-    }
+    void* const memory = map_pages(size);
     auto* const address = static_cast<std::byte*>(memory);
-    std::vector<DmaRun> runs = add(address, size, 0);
+    std::vector<DmaRun> runs = add(address, size, 0, false);
     const std::uint64_t iova = runs.front().iova;
-    return {address, iova, size, std::make_shared<Unmap>(shared_, std::move(runs), memory, size)};
+    auto owner = std::make_shared<Unmap>(shared_, std::move(runs), memory, size);
+    if (kind == MemoryKind::kPinnedHost && settings_.device != kAnyDevice) {
+      owner->pin = std::make_unique<detail::HostPin>(address, size, settings_.device);
+    }
+    return {address, iova, size, std::move(owner)};
   }
 
   DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int /*device*/) override {
-    require_host(kind);
-    std::vector<DmaRun> runs = add(address, size, settings_.dma_granule);
+    const bool on_device = kind == MemoryKind::kDevice;
+    require(!on_device || settings_.device != kAnyDevice, "data");
+    std::vector<DmaRun> runs = add(address, size, settings_.dma_granule, on_device);
     return {address, size, runs, std::make_shared<Unmap>(shared_, runs, nullptr, size)};
   }
 
@@ -148,6 +196,9 @@ class SoftTransportImpl final : public SoftTransport {
   }
 
   TransportCaps caps() const override {
+    if (settings_.device != kAnyDevice) {
+      return {true, true, true, true, 4096, ""};
+    }
     return {true, false, true, false, 4096, "soft: no device memory, and no GPU rings its doorbells"};
   }
 
@@ -158,16 +209,16 @@ class SoftTransportImpl final : public SoftTransport {
   }
 
  private:
-  static void require_host(MemoryKind kind) {
-    if (kind == MemoryKind::kDevice) {
-      throw InvalidArgument(
-          "kind='device' cannot be reached by a soft controller: its CPU thread moves bytes");
+  static void require(bool good, const char* what) {
+    if (!good) {
+      throw InvalidArgument(std::string("kind='device' cannot be reached by a soft controller's ") + what +
+                            ": its CPU thread moves bytes, by CUDA only where `device` is set");
     }
   }
 
-  std::vector<DmaRun> add(std::byte* address, std::uint64_t size, std::uint64_t granule) {
+  std::vector<DmaRun> add(std::byte* address, std::uint64_t size, std::uint64_t granule, bool on_device) {
     const std::lock_guard lock(shared_->mutex);
-    return shared_->device.windows().add(address, size, granule);
+    return shared_->device.windows().add(address, size, granule, on_device);
   }
 
   [[nodiscard]] bool unplugged() const noexcept {

@@ -11,16 +11,17 @@ constexpr std::uint64_t kGap = std::uint64_t{1} << 20;
 
 }  // namespace
 
-std::uint64_t Windows::place(std::byte* address, std::uint64_t size) {
+std::uint64_t Windows::place(std::byte* address, std::uint64_t size, bool on_device) {
   const std::uint64_t iova = next_;
   next_ += (size + kGap + 0xffff) & ~std::uint64_t{0xffff};
-  windows_.emplace(iova, Window{address, size});
+  windows_.emplace(iova, Window{address, size, on_device});
   return iova;
 }
 
-std::vector<DmaRun> Windows::add(std::byte* address, std::uint64_t size, std::uint64_t granule) {
+std::vector<DmaRun> Windows::add(std::byte* address, std::uint64_t size, std::uint64_t granule,
+                                 bool on_device) {
   if (granule == 0) {
-    return {{place(address, size), size}};
+    return {{place(address, size, on_device), size}};
   }
   const std::uint64_t count = (size + granule - 1) / granule;
   std::vector<std::uint64_t> order(count);
@@ -29,7 +30,7 @@ std::vector<DmaRun> Windows::add(std::byte* address, std::uint64_t size, std::ui
   std::vector<DmaRun> runs(count);
   for (const std::uint64_t i : order) {
     const std::uint64_t part = std::min(granule, size - i * granule);
-    runs[i] = {place(address + i * granule, part), part};
+    runs[i] = {place(address + i * granule, part, on_device), part};
   }
   return runs;
 }

@@ -17,18 +17,22 @@ namespace tutti::runtime::nvme::soft {
 class Windows {
  public:
   /// `granule`: 0, or the size of the pieces in which it lies on the bus.
-  [[nodiscard]] std::vector<DmaRun> add(std::byte* address, std::uint64_t size, std::uint64_t granule);
+  [[nodiscard]] std::vector<DmaRun> add(std::byte* address, std::uint64_t size, std::uint64_t granule,
+                                        bool on_device);
   void remove(const std::vector<DmaRun>& runs);
 
   /// The memory of a range, if one window has all of it.
   [[nodiscard]] std::byte* find(std::uint64_t iova, std::uint64_t size);
+  /// Whether what find() found last is memory of a CUDA device.
+  [[nodiscard]] bool found_on_device() const noexcept { return last_.on_device; }
 
  private:
   struct Window {
     std::byte* address;
     std::uint64_t size;
+    bool on_device = false;
   };
-  std::uint64_t place(std::byte* address, std::uint64_t size);
+  std::uint64_t place(std::byte* address, std::uint64_t size, bool on_device);
 
   std::map<std::uint64_t, Window> windows_;
   std::uint64_t next_ = std::uint64_t{1} << 40;

@@ -20,7 +20,7 @@ inline constexpr std::uint64_t kPage = 4096;
 inline ControllerOptions options_for(const LayerEngineSettings& settings) {
   ControllerOptions options;
   options.max_queues = settings.queues;
-  options.admin_timeout = Duration(2.0);
+  options.admin_timeout = Duration(1.0);
   return options;
 }
 

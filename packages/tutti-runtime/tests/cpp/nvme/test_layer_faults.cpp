@@ -15,6 +15,13 @@ LayerEngineSettings quick(bool fails_by_time = true) {
   return settings;
 }
 
+/// A controller whose reset is given up soon.
+SoftSettings hasty() {
+  SoftSettings settings = one_namespace();
+  settings.timeout_ms = 500;
+  return settings;
+}
+
 std::size_t failures(const std::vector<std::int32_t>& statuses) {
   return static_cast<std::size_t>(
       std::count_if(statuses.begin(), statuses.end(), [](std::int32_t each) { return each != 0; }));
@@ -25,7 +32,7 @@ void meets(const SoftRule& rule, bool fails, std::int32_t status, bool persisten
   LayerEngineSettings settings = quick(status == kItemTimedOut);
   settings.persistent = persistent;
   settings.window_commands = 12;  // so that completions that come twice find a place
-  Bench bench(settings);
+  Bench bench(settings, hasty());
   constexpr std::uint32_t count = 200;
   fill_random(bench.memory.address(), count * kPage, 5);
   const std::vector<std::byte> wanted(bench.memory.address(), bench.memory.address() + count * kPage);
@@ -62,18 +69,18 @@ SoftRule rule_for(SoftFault fault) {
 }
 
 void what_ends_with_an_error() {
-  for (const bool persistent : {true, false}) {
-    meets(rule_for(SoftFault::kDropCompletion), true, kItemTimedOut, persistent);
-    meets(rule_for(SoftFault::kWrongPhase), true, kItemTimedOut, persistent);
-    meets(rule_for(SoftFault::kBadHead), true, kItemTimedOut, persistent);
-    meets(rule_for(SoftFault::kFatal), true, 5, persistent);
-    meets(rule_for(SoftFault::kReset), true, 0, persistent);
-    meets(rule_for(SoftFault::kStuck), true, kItemTimedOut, persistent);
-    meets(rule_for(SoftFault::kUnplug), true, 19, persistent);
-    SoftRule status = rule_for(SoftFault::kStatus);
-    status.status = kStatusUnrecoveredRead;
-    meets(status, true, 61, persistent);
-  }
+  meets(rule_for(SoftFault::kDropCompletion), true, kItemTimedOut);
+  meets(rule_for(SoftFault::kWrongPhase), true, kItemTimedOut);
+  meets(rule_for(SoftFault::kBadHead), true, kItemTimedOut);
+  meets(rule_for(SoftFault::kFatal), true, 5);
+  meets(rule_for(SoftFault::kReset), true, 0);
+  meets(rule_for(SoftFault::kStuck), true, kItemTimedOut);
+  meets(rule_for(SoftFault::kUnplug), true, 19);
+  SoftRule status = rule_for(SoftFault::kStatus);
+  status.status = kStatusUnrecoveredRead;
+  meets(status, true, 61);
+  meets(rule_for(SoftFault::kDropCompletion), true, kItemTimedOut, false);
+  meets(rule_for(SoftFault::kUnplug), true, 19, false);
 }
 
 void what_does_no_harm() {
@@ -93,7 +100,7 @@ void what_does_no_harm() {
 
 /// The last doorbell of a layer is lost: nothing more is rung that could bring the commands to light.
 void a_lost_doorbell() {
-  Bench bench(quick());
+  Bench bench(quick(), hasty());
   bench.controls[0]->add(rule_for(SoftFault::kIgnoreDoorbell));
   const std::uint32_t read = bench.layer(IoOpcode::kRead, 1, kPage);
   CHECK((bench.run(read) == std::vector<std::int32_t>{kItemTimedOut}));
@@ -104,7 +111,7 @@ void a_lost_doorbell() {
 
 /// What one status says does not stop the other drive's items.
 void a_fault_stays_on_its_drive() {
-  Bench bench(quick(), one_namespace(), 2);
+  Bench bench(quick(), hasty(), 2);
   SoftRule rule = rule_for(SoftFault::kStuck);
   rule.skip = 10;
   bench.controls[1]->add(rule);
@@ -119,7 +126,7 @@ void a_fault_stays_on_its_drive() {
 
 /// A drive that stays away: every layer ends, with errors, until it is back.
 void a_drive_that_stays_away() {
-  Bench bench(quick());
+  Bench bench(quick(), hasty());
   const std::uint32_t read = bench.layer(IoOpcode::kRead, 40, kPage);
   bench.controls[0]->add(rule_for(SoftFault::kUnplug));
   SoftRule now = rule_for(SoftFault::kUnplug);

@@ -97,6 +97,7 @@ void many_layers_in_the_ring() {
   settings.queue_entries = 16;
   Bench bench(settings, one_namespace(), 2);
   std::vector<std::uint32_t> layers;
+  layers.reserve(4);
   for (std::uint32_t i = 0; i < 4; ++i) {
     layers.push_back(bench.layer(IoOpcode::kRead, 50, kPage, i * 50 * kPage));
   }
@@ -159,6 +160,7 @@ void items_without_blocks() {
   const std::array<BlockExtent, 2> extents{{{0, 64, 8}, {16, 128, 8}}};
   const std::uint32_t place = bench.engine->add_place(0, 1, extents);
   std::vector<LayerSlice> slices;
+  slices.reserve(5);
   for (std::uint64_t i = 0; i < 4; ++i) {  // pages of 8 blocks: the second and the fourth have none
     slices.push_back({0, place, bench.window, i * kPage, i * kPage, kPage});
   }

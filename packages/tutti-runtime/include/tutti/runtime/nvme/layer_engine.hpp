@@ -29,8 +29,9 @@ struct LayerEngineSettings {
   std::uint32_t max_windows = 64;
   std::uint32_t max_places = 4096;  ///< on each drive
   bool sgl = true;                  ///< use SGLs where a controller takes them
-  /// Teams stay between layers. False: they are started by a submit that finds them at rest, and end once
-  /// the ring is empty; each start costs a launch.
+  /// Teams stay between layers. On a GPU nothing that waits for the whole device (cuMemFree,
+  /// cuCtxSynchronize, loading of a module) ends while they do. False: every submit starts them, and they end
+  /// once the ring is empty.
   bool persistent = true;
 };
 
@@ -93,6 +94,10 @@ class LayerEngine {
 
   [[nodiscard]] std::uint32_t teams() const noexcept { return static_cast<std::uint32_t>(queues_.size()); }
   [[nodiscard]] LayerCounters counters() const;
+  /// Lets teams play the drives, which say success and move nothing: to measure submission alone. Before the
+  /// first submit, until stop(); the controllers themselves are kept from memory.
+  /// @throws SystemError where a bus has no switch for that.
+  void play_drives();
   /// Ends the teams; nothing may be under way. @throws SystemError
   void stop();
 
@@ -131,6 +136,8 @@ class LayerEngine {
   LayerRing ring_;
   std::uint64_t* tail_ = nullptr;
   std::uint32_t* stop_ = nullptr;
+  std::uint32_t* played_out_ = nullptr;  ///< ends the teams that play drives
+  bool plays_ = false;
   std::uint64_t shown_ = 0;
   std::vector<std::uint32_t> slot_layers_;
   std::vector<Layer> layers_;

@@ -37,6 +37,9 @@ struct SoftSettings {
       0;                 ///< windows are scattered on the bus in pieces of this size; 0: in one piece
   double latency = 0;    ///< seconds of every I/O command
   double bandwidth = 0;  ///< bytes a second; 0: no limit
+  /// CUDA device that may ring the doorbells and have queues in pinned memory, and whose memory is reached,
+  /// by copies of the controller's thread; kAnyDevice: none.
+  int device = kAnyDevice;
 };
 
 /// What goes wrong, at a command unless it says otherwise.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/nvme/core/answer.hpp"
 #include "tutti/runtime/nvme/core/layer.hpp"
 
 namespace tutti::runtime::nvme {
@@ -31,6 +32,8 @@ class TeamHost {
 
   /// Starts a team on every lane. @throws SystemError
   virtual void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count) = 0;
+  /// Starts a team on every drive's side of a queue; it ends with `stop`.
+  virtual void start_answering(const AnswerLane* lanes, std::uint32_t count, const std::uint32_t* stop) = 0;
   /// Waits until all teams have ended: the ring must say stop. @throws SystemError when the device failed.
   virtual void join() = 0;
   /// 0, or the errno that stands for a failure of the device, after which no layer ends any more.
