@@ -143,8 +143,9 @@ class DeferredCopies:
                 elif position in deferred.todo:
                     del deferred.todo[position]
                     self._forget(deferred, position)
+                    # Another group's blocks of this chunk may have been taken back before.
+                    revoked += position not in deferred.job.errors
                     deferred.job.fail((position,), errno.ECANCELED)
-                    revoked += 1
         if revoked:
             self._counters.add("store_revoked_chunks", revoked)
         return copies

@@ -148,7 +148,7 @@ class StorePipeline(Pipeline):
             logger.warning("Tutti: pages could not be copied: %s", error)
             deferred.job.fail(self._deferred.give_up(deferred), errno.EIO)
         finally:
-            lost = self._deferred.give_up(deferred)
+            lost = [p for p in self._deferred.give_up(deferred) if p not in deferred.job.errors]
             if lost:
                 self._counters.add("store_no_room_chunks", len(lost))
                 deferred.job.fail(lost, errno.ENOBUFS)

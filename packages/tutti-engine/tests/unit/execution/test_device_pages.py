@@ -9,9 +9,13 @@ import time
 import pytest
 
 from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan
+from tutti_engine.counters import Counters
+from tutti_engine.deferred_copies import DeferredCopies
 from tutti_engine.executor import Executor
 from tutti_engine.mover import BackgroundMover
+from tutti_engine.shares import Share
 from tutti_engine.testing.device import SimulatedDeviceMover
+from tutti_engine.transfer import StoreJob
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=3000)
 BLOCKS = 40
@@ -207,6 +211,17 @@ def test_a_plan_ends_whatever_the_device_says_when_it_is_given(serve):
     assert result.checksums == (None,) and result.errno == errno.EIO
     assert server.executor.in_use() == dict.fromkeys(server.executor.in_use(), 0)
     server.close()
+
+
+def test_a_chunk_of_several_groups_is_given_up_once():
+    counters = Counters()
+    copies = DeferredCopies(SimulatedDeviceMover(GEOMETRY, []), counters)
+    plan = StorePlan(1, (ChunkTransfer(b"k", 0, ((1, 2), (3,))), ChunkTransfer(b"l", 1, ((4, 5), (6,)))))
+    job = StoreJob(plan, 3)
+    shares = [copies.add(job, Share(group, (group,), range(2))) for group in range(2)]
+    copies.revoke([2, 3])
+    assert job.errors == {0: errno.ECANCELED} and counters["store_revoked_chunks"] == 1
+    assert [list(each.todo) for each in shares] == [[1], [1]]
 
 
 def test_a_load_waits_for_the_work_of_those_who_had_its_blocks(serve, gate):
