@@ -30,6 +30,7 @@ from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
 from tutti_vllm.payload import make_payload  # noqa: E402
 from tutti_vllm.prom_metrics import TuttiPromMetrics  # noqa: E402
 from tutti_vllm.stats import TuttiStats  # noqa: E402
+from tutti_vllm.worker import leave_pages_here  # noqa: E402
 
 if TYPE_CHECKING:
     from tutti_vllm.scheduler import SchedulerSide
@@ -257,7 +258,10 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     @contained(lambda: False)
     def reset_cache(self) -> bool | None:
         """Forget every chunk, on disk as well; False if the disk may still remember some after a restart."""
-        return self._scheduler is None or self._scheduler.reset()
+        if self._scheduler is None:
+            return True
+        leave_pages_here()
+        return self._scheduler.reset()
 
     # Worker.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from tutti_engine import (
@@ -25,9 +26,12 @@ from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import WorkerMeter
 from tutti_vllm.payload import Payload
 
-__all__ = ["WorkerSide"]
+__all__ = ["WorkerSide", "leave_pages_here"]
 
 logger = logging.getLogger(__name__)
+
+_here: weakref.WeakSet[WorkerSide] = weakref.WeakSet()
+"""The sides of this process that have pages."""
 
 
 class WorkerSide:
@@ -83,6 +87,7 @@ class WorkerSide:
         self._mover = mover
         self._settings = settings
         self._layers = LayerLoads(layer_names)
+        _here.add(self)
 
     def sleep(self) -> None:
         """Leave the pages alone until ``wake``: their memory is about to go. May be called again."""
@@ -90,12 +95,16 @@ class WorkerSide:
         for load in self._waiting.values():
             if self._engine is not None and load.plan is not None:
                 self._engine.give_up_load(load.plan)
-        if self._engine is not None:
-            self._engine.leave_pages()
+        self.leave_pages()
 
     def wake(self) -> None:
         """Use the pages again, which lie where they were. May be called again."""
         self._asleep = False
+
+    def leave_pages(self) -> None:
+        """Give up stores whose pages were not copied; nothing reads pages for one once this returns."""
+        if self._engine is not None:
+            self._engine.leave_pages()
 
     def refuse(self, reason: str) -> None:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
@@ -107,7 +116,7 @@ class WorkerSide:
             return
         try:
             if blocks is None:
-                self._engine.leave_pages()
+                self.leave_pages()
             elif blocks:
                 self._engine.reuse_blocks(blocks)
         except Exception:
@@ -324,3 +333,13 @@ class WorkerSide:
             self._failed.add(request_id)
         else:
             self._bad_blocks.update(block_ids)
+
+
+def leave_pages_here() -> None:
+    """Have all sides of this process leave their pages alone, as far as stores go.
+
+    An engine in its caller's process may go to sleep right after the reset that it begins with, without a
+    step in between, and vLLM 0.32 tells no worker that the memory of its pages goes.
+    """
+    for side in list(_here):
+        side.leave_pages()

@@ -126,6 +126,16 @@ def test_every_callback_is_tried_with_a_broken_cache():
     assert hooks - own - ASKED_AT_THE_START == {hook for hook, _, _ in BROKEN_HOOKS}
 
 
+def test_a_reset_leaves_the_pages_of_this_process_alone_before_anything_else(monkeypatch):
+    # An engine in its caller's process that goes to sleep resets first, and tells its workers nothing.
+    order = []
+    monkeypatch.setattr("tutti_vllm.connector_v1.leave_pages_here", lambda: order.append("pages"))
+    connector = bare_connector()
+    connector._scheduler = SimpleNamespace(reset=lambda: order.append("reset") or True)
+    assert connector.reset_cache() is True
+    assert order == ["pages", "reset"]
+
+
 def test_loads_of_requests_whose_kv_is_not_for_everybody_are_never_promised():
     seen = []
     connector = bare_connector()

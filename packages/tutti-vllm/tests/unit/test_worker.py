@@ -11,7 +11,7 @@ from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.worker import WorkerSide, leave_pages_here
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 NOTHING = StepOrders()
@@ -226,6 +226,16 @@ def test_blocks_that_are_not_given_back_keep_no_order_from_its_worker(rig, monke
     one.side.begin_step(StepOrders(stores=(store_plan(1, 0, (1, 2)),), rewritten=(3,)))
     one.side.finish_step()
     assert one.until(lambda answer: answer[2])[2].results[0][0].checksums[0] is not None
+
+
+def test_all_sides_of_a_process_can_be_had_to_leave_their_pages(rig, monkeypatch):
+    left = []
+    monkeypatch.setattr(TuttiEngine, "leave_pages", lambda self: left.append(self))
+    sides = [rig() for _ in range(3)]
+    for one in sides[:2]:
+        one.step(StepOrders(LAYOUT))
+    leave_pages_here()
+    assert {id(each) for each in left} == {id(one.side._engine) for one in sides[:2]}
 
 
 def test_a_cache_that_cannot_be_used_is_told_once(rig):
