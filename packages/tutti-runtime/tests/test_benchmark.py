@@ -80,3 +80,18 @@ def test_the_soft_controller_reports_a_rate_for_each_size(tmp_path: Path) -> Non
     rows = json.loads(report.read_text())["rows"]
     assert {row["bytes"] for row in rows} == {512, 4096}
     assert all(row["commands_per_second"] > 0 for row in rows)
+
+
+def test_teams_report_all_that_threads_can_answer(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("nvme_gpu.py")
+    if not script.exists():
+        pytest.skip("the tests are apart from the benchmarks")
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(script), "--execution", "cpu", "--rounds", "1", "--slices", "512"]
+    command += ["--segments", "16", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert all(row["commands_per_second"] > 0 for row in rows["submission"])
+    assert rows["copies"]["ratio"] > 0
+    assert [row["slices"] for row in rows["host"]] == [16, 256, 4096, 16384]

@@ -80,8 +80,8 @@ class CpuTeams final : public TeamHost {
   }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
+  struct alignas(128) Line {
+    std::byte bytes[128];
   };
   void end() noexcept {
     for (std::thread& each : threads_) {

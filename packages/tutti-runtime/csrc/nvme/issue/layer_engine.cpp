@@ -110,6 +110,7 @@ void LayerEngine::make_lanes() {
     drives_[i].first_lane = static_cast<std::uint32_t>(queues_.size()) - count;
   }
   lanes_ = shared_array<IssueLane>(*teams_, queues_.size());
+  controls_ = shared_array<LaneControl>(*teams_, queues_.size());
   for (std::uint32_t i = 0; i < queues_.size(); ++i) {
     QueuePair& pair = *queues_[i].pair;
     const Drive& drive = drives_[queues_[i].drive];
@@ -124,6 +125,7 @@ void LayerEngine::make_lanes() {
     lane.sq_doorbell = pair.sq_doorbell();
     lane.cq_doorbell = pair.cq_doorbell();
     lane.queue_id = pair.id();
+    lane.control = &controls_[i].error;
     lane.drive = queues_[i].drive;
     lane.index = i - drive.first_lane;
     lane.count = drive.queues;
@@ -388,7 +390,7 @@ void LayerEngine::watch() {
   for (std::uint32_t i = 0; i < queues_.size(); ++i) {
     const int error = drives_[queues_[i].drive].controller->check_alive();
     if (error != 0) {
-      store_relaxed(&lanes_[i].control, static_cast<std::uint32_t>(error));
+      store_relaxed(&controls_[i].error, static_cast<std::uint32_t>(error));
     }
   }
 }
@@ -447,7 +449,7 @@ void LayerEngine::renew(std::uint32_t number) {
   IssueLane& lane = lanes_[number];
   lane.sq_doorbell = queues_[number].pair->sq_doorbell();
   lane.cq_doorbell = queues_[number].pair->cq_doorbell();
-  lane.control = 0;
+  store_relaxed(&controls_[number].error, 0U);
   lane.lost = 0;
   lane.clear = LaneClear::kAgain;
 }

@@ -103,6 +103,10 @@ class LayerEngine {
 
  private:
   struct Drive;
+  /// A line of its own: teams look at it again and again.
+  struct alignas(128) LaneControl {
+    std::uint32_t error = 0;
+  };
   struct Layer {
     LayerDescriptor form;  ///< all but the ticket
     std::int32_t* host_status = nullptr;
@@ -133,6 +137,7 @@ class LayerEngine {
   std::vector<Drive> drives_;
   std::vector<Queue> queues_;
   IssueLane* lanes_ = nullptr;
+  LaneControl* controls_ = nullptr;  ///< [lanes]
   LayerRing ring_;
   std::uint64_t* tail_ = nullptr;
   std::uint32_t* stop_ = nullptr;

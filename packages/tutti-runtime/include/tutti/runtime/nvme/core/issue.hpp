@@ -34,8 +34,8 @@ struct LaneState {
 template <typename Team>
 class LayerRun {
  public:
-  TUTTI_HD LayerRun(Team& team, IssueLane& lane, const std::uint32_t* control, const LayerDescriptor& layer)
-      : team_(team), lane_(lane), control_(control), layer_(layer), range_(layer.ranges[lane.drive]) {
+  TUTTI_HD LayerRun(Team& team, IssueLane& lane, const LayerDescriptor& layer)
+      : team_(team), lane_(lane), layer_(layer), range_(layer.ranges[lane.drive]) {
     const std::uint32_t above = range_.count + lane.count - 1;
     mine_ = above < lane.index ? 0 : (above - lane.index) / lane.count;
   }
@@ -267,7 +267,7 @@ class LayerRun {
   /// Deadlines, and what the host says.
   TUTTI_HD void look_after() {
     const auto stop =
-        static_cast<std::uint32_t>(team_.lead([&] { return std::uint64_t{load_relaxed(control_)}; }));
+        static_cast<std::uint32_t>(team_.lead([&] { return std::uint64_t{load_relaxed(lane_.control)}; }));
     const std::uint64_t now = team_.now_ns();
     team_.each([&](std::uint32_t i, LaneState& state) {
       state.gone = 0;
@@ -313,7 +313,6 @@ class LayerRun {
 
   Team& team_;
   IssueLane& lane_;
-  const std::uint32_t* control_;
   const LayerDescriptor& layer_;
   const LayerRange range_;
   std::uint32_t mine_ = 0;  ///< items of this queue
@@ -371,7 +370,7 @@ TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared) {
     idle = 0;
     clear_lane(team, lane, shared);
     LayerDescriptor& layer = ring.slots[lane.layers % ring.depth];
-    LayerRun<Team>(team, lane, &shared->control, layer).run();
+    LayerRun<Team>(team, lane, layer).run();
     ++lane.layers;
     team.each([](std::uint32_t, LaneState&) {});
     team.lead([&] {

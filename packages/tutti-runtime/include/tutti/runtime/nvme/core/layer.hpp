@@ -93,7 +93,8 @@ enum class LaneClear : std::uint32_t {
   kAgain,  ///< the controller has new queues: forgets what was under way; identifiers go on
 };
 
-/// One queue pair and the team that owns it. Only `control` is written by the host while the team runs.
+/// One queue pair and the team that owns it. The host writes nothing here while the team runs, only to what
+/// `control` points to.
 struct IssueLane {
   SubmissionRing sq;
   CompletionRing cq;
@@ -109,7 +110,7 @@ struct IssueLane {
   std::uint32_t max_commands = 0;  ///< this queue's share of the drive's issue window, 1 or more
   std::uint64_t max_bytes = 0;     ///< the same; one command may always be under way
 
-  std::uint32_t control = 0;  ///< an errno: give up everything under way with it
+  const std::uint32_t* control = nullptr;  ///< an errno: give up everything under way with it
   LaneClear clear = LaneClear::kNew;
   std::uint32_t lost = 0;    ///< why the queue must be made anew before it is used again, or 0
   std::uint64_t layers = 0;  ///< taken from the ring
