@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,12 +24,14 @@ class DeferredShare:
         job: the store.
         share: layers, group and chunks.
         mark: the end of the server's work that fills the pages.
+        asked: when the pages were handed over, in ``time.monotonic()`` seconds.
     """
 
     def __init__(self, job: StoreJob, share: Share, mark: Any) -> None:
         self.job = job
         self.share = share
         self.mark = mark
+        self.asked = time.monotonic()
         self.todo = dict.fromkeys(share.positions)
         self.running: dict[int, PageCopy] = {}
 

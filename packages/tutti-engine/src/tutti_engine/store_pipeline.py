@@ -161,10 +161,13 @@ class StorePipeline(Pipeline):
         width = len(deferred.share.layers)
         most = max(1, self._bank.count // (_SHARES * width))
         slots = self._keeper.acquire_free(self._bank, width, min(max(1, len(deferred.todo)), most))
-        if not slots:
+        # Those that wait behind a hang do not wait for another one each.
+        if not slots and deferred.asked > self._hung_at:
             self._counters.add("store_slot_waits")
             slot = self._keeper.acquire(self._bank, width, time.monotonic() + self._io_timeout)
             slots = [] if slot is None else [slot]
+            if slot is None:
+                self._hung_at = time.monotonic()
         return slots
 
     def _copy_some(self, deferred: DeferredShare, slots: list[int]) -> None:

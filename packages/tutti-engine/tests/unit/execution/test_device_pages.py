@@ -332,6 +332,26 @@ def test_drives_that_hang_cost_the_stores_and_nothing_else(serve):
     server.close()
 
 
+def test_drives_that_hang_are_waited_for_once_however_many_stores_wait(serve):
+    server = serve(runs=2, io_timeout=1.0)
+    server.backend.hold = True
+    plans = [server.store([(chunk, [2 * chunk, 2 * chunk + 1], 0)]) for chunk in range(16)]
+    results = server.results()
+    assert sorted(result.plan_id for result in results) == plans
+    assert all(result.checksums == (None,) for result in results)
+    assert server.executor.counters["store_slot_waits"] == 1
+    # What comes later is tried again.
+    server.backend.hold = False
+    for handle in server.backend.held:
+        handle.finish()
+    while server.executor.in_use()["store_slots"]:
+        time.sleep(0.001)
+    server.executor.take_results()
+    server.store([(0, [0, 1], 0)])
+    assert server.results()[0].checksums[0] is not None
+    server.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_stored_is_what_its_step_wrote(serve, seed):
     rng = random.Random(seed)
