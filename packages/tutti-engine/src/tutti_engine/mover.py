@@ -81,7 +81,8 @@ class BackgroundMover(Mover, Protocol):
     """A mover for pages on a device, where the server's own work is queued and copies run beside it.
 
     ``mark``, ``hold`` and ``unbind`` are called by the server's thread, whose work they are about; copies are
-    started and awaited by other threads, loads and stores each by one.
+    started and awaited by other threads, loads and stores each by one. A start that raises leaves nothing
+    under way.
     """
 
     def mark(self) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The staging window of a device is pinned exactly as long as somebody uses it; without a device."""
+"""What a device may touch, and how long: told without one."""
 
 from __future__ import annotations
 
@@ -112,3 +112,18 @@ def test_an_executor_without_threads_leaves_nothing_pinned(cuda, mover, monkeypa
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_a_copy_that_cannot_be_waited_for_is_waited_for_where_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    happened = []
+    side = object.__new__(device._Side)
+    side.stream = SimpleNamespace(
+        wait_event=lambda mark: happened.append(mark), synchronize=lambda: happened.append("synchronized")
+    )
+    with side.behind("first"):
+        happened.append("a copy")
+    with pytest.raises(RuntimeError, match="no event"), side.behind("second"):
+        happened.append("a copy")
+        raise RuntimeError("no event")
+    assert happened == ["first", "a copy", "second", "a copy", "synchronized"]

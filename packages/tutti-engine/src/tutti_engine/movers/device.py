@@ -185,10 +185,15 @@ class _Side:
 
     @contextlib.contextmanager
     def behind(self, mark: torch.cuda.Event) -> Iterator[None]:
-        """Work on this side's stream, behind the work up to ``mark``."""
+        """Work on this side's stream, behind the work up to ``mark``; what fails leaves nothing under way."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(mark)
-            yield
+            try:
+                yield
+            except BaseException:
+                # Nobody has a copy to wait for: its slots and pages are given back at once.
+                self.stream.synchronize()
+                raise
 
     def describe(
         self, layers: Sequence[int], block_ids: Sequence[Sequence[int]], slots: Sequence[int]
