@@ -12,6 +12,7 @@
 #include "drive_window.hpp"
 #include "nvme_target.hpp"
 #include "open_target.hpp"
+#include "tutti/runtime/nvme/team_host.hpp"
 
 namespace tutti::runtime::nvme {
 namespace {
@@ -91,7 +92,10 @@ class NvmePath final : public DataPath {
     caps.name = "nvme";
     caps.direct = "none";
     caps.features_used["host_execution"] = "the CPU fills the queues: one thread for each drive";
-    caps.features_unused["device_execution"] = "this data path has no kernel that a GPU submits with";
+    caps.features_unused["device_execution"] =
+        missing_kernel().empty()
+            ? "submit() has the CPU fill the queues; a kernel is in NvmeLayers, and has not run on a GPU yet"
+            : missing_kernel();
     caps.device_memory = true;
     for (const NamedDrive& each : drives_) {
       caps.device_memory = caps.device_memory && each.drive->facts().transport.device_memory;

@@ -18,8 +18,6 @@
 namespace tutti::runtime::nvme {
 namespace {
 
-constexpr Clock::duration kLookEvery = std::chrono::milliseconds(10);
-
 void check(const LayerEngineSettings& settings, std::size_t controllers) {
   if (controllers < 1 || controllers > 64) {
     throw InvalidArgument("controllers has " + std::to_string(controllers) +
@@ -38,8 +36,6 @@ void check(const LayerEngineSettings& settings, std::size_t controllers) {
                           " must be seconds above 0 to 3600");
   }
 }
-
-bool is_lost(const IssueLane& lane) { return load_relaxed(&lane.lost) != 0; }
 
 template <typename T>
 T* shared_array(TeamHost& teams, std::size_t count) {
@@ -66,9 +62,9 @@ LayerEngine::LayerEngine(std::vector<std::unique_ptr<Controller>> controllers,
     }
     Drive& drive = drives_.emplace_back();
     drive.controller = std::move(controller);
-    drive.places = shared_array<ShardPlace>(*teams_, settings.max_places);
-    drive.nsids = shared_array<std::uint32_t>(*teams_, settings.max_places);
-    drive.windows = shared_array<DataWindow>(*teams_, settings.max_windows);
+    drive.places = local_array<ShardPlace>(*teams_, settings.max_places);
+    drive.nsids = local_array<std::uint32_t>(*teams_, settings.max_places);
+    drive.windows = local_array<DataWindow>(*teams_, settings.max_windows);
   }
   tail_ = shared_array<std::uint64_t>(*teams_, 1);
   stop_ = shared_array<std::uint32_t>(*teams_, 1);
@@ -158,7 +154,7 @@ std::uint32_t LayerEngine::add_window(std::byte* address, std::uint64_t size, Me
     auto* const runs = local_array<IovaRun>(*teams_, view.map.count);
     teams_->upload(reinterpret_cast<std::byte*>(runs), view.map.runs, view.map.count * sizeof(IovaRun));
     view.map.runs = runs;
-    drives_[i].windows[number] = view;
+    teams_->upload(reinterpret_cast<std::byte*>(drives_[i].windows + number), &view, sizeof view);
     drives_[i].kept.push_back(std::move(made[i]));
   }
   window_sizes_.push_back(size);
@@ -189,8 +185,8 @@ std::uint32_t LayerEngine::add_place(std::uint32_t drive, std::uint32_t nsid,
   place.max_bytes = std::min(home.controller->max_transfer_bytes(),
                              std::uint64_t{kMaxBlocksPerCommand} << space->block_shift);
   place.boundary_blocks = space->boundary_blocks;
-  home.places[number] = place;
-  home.nsids[number] = nsid;
+  teams_->upload(reinterpret_cast<std::byte*>(home.places + number), &place, sizeof place);
+  teams_->upload(reinterpret_cast<std::byte*>(home.nsids + number), &nsid, sizeof nsid);
   home.place_shifts.push_back(space->block_shift);
   return number;
 }
@@ -374,99 +370,6 @@ void LayerEngine::stop() {
     store_release(stop_, 1U);
     running_ = plays_ = false;
     teams_->join();
-  }
-}
-
-/// A controller that failed answers nothing: its teams need not wait for the deadline.
-void LayerEngine::watch() {
-  const TimePoint now = Clock::now();
-  if (now - looked_ < kLookEvery) {
-    return;
-  }
-  looked_ = now;
-  if (const int error = teams_->check(); error != 0) {
-    throw SystemError(error, "the teams' device has failed");
-  }
-  for (std::uint32_t i = 0; i < queues_.size(); ++i) {
-    const int error = drives_[queues_[i].drive].controller->check_alive();
-    if (error != 0) {
-      store_relaxed(&controls_[i].error, static_cast<std::uint32_t>(error));
-    }
-  }
-}
-
-bool LayerEngine::any_lost() const { return std::any_of(lanes_, lanes_ + queues_.size(), is_lost); }
-
-void LayerEngine::recover() {
-  down_ = false;
-  for (std::uint32_t i = 0; i < drives_.size(); ++i) {
-    const IssueLane* const first = lanes_ + drives_[i].first_lane;
-    if (std::any_of(first, first + drives_[i].queues, is_lost)) {
-      recover(i);
-    }
-  }
-}
-
-/// In order of force: new queues, a controller reset, cutting the device off from memory.
-void LayerEngine::recover(std::uint32_t number) {
-  Drive& drive = drives_[number];
-  if (drive.controller->check_alive() == 0 && remake_lost(number)) {
-    return;
-  }
-  try {
-    drive.controller->reset();
-    ++counters_.resets;
-    for (std::uint32_t i = 0; i < drive.queues; ++i) {
-      const std::uint32_t lane = drive.first_lane + i;
-      queues_[lane].pair->clear();
-      drive.controller->create(*queues_[lane].pair);
-      renew(lane);
-    }
-  } catch (const Error& error) {
-    cut_off(number, error.what());
-  }
-}
-
-bool LayerEngine::remake_lost(std::uint32_t number) {
-  Drive& drive = drives_[number];
-  try {
-    for (std::uint32_t i = 0; i < drive.queues; ++i) {
-      const std::uint32_t lane = drive.first_lane + i;
-      if (lanes_[lane].lost != 0) {
-        drive.controller->remake(*queues_[lane].pair);
-        ++counters_.remade;
-        renew(lane);
-      }
-    }
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-/// The controller has new queues for this lane.
-void LayerEngine::renew(std::uint32_t number) {
-  IssueLane& lane = lanes_[number];
-  lane.sq_doorbell = queues_[number].pair->sq_doorbell();
-  lane.cq_doorbell = queues_[number].pair->cq_doorbell();
-  store_relaxed(&controls_[number].error, 0U);
-  lane.lost = 0;
-  lane.clear = LaneClear::kAgain;
-}
-
-/// Nothing of it may touch memory once its layer is reported. It is tried again by a later submit.
-void LayerEngine::cut_off(std::uint32_t number, const char* why) {
-  Drive& drive = drives_[number];
-  Transport& transport = drive.controller->transport();
-  for (std::uint32_t i = 0; i < drive.queues; ++i) {
-    IssueLane& lane = lanes_[drive.first_lane + i];
-    lane.lost = lane.lost != 0 ? lane.lost : std::uint32_t{EIO};
-  }
-  down_ = true;
-  retry_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(settings_.retry_after);
-  if (drive.controller->check_alive() != ENODEV && !transport.set_bus_master(false)) {
-    throw SystemError(EIO, transport.name() + ": it does not come back (" + why +
-                               ") and cannot be kept from memory: do not use what its layers read into");
   }
 }
 

@@ -109,6 +109,29 @@ void a_lost_doorbell() {
   bench.require_no_violations();
 }
 
+/// The second completion of a command comes while the next one of its slot is under way: it is not that
+/// one's.
+void a_completion_of_the_command_before() {
+  LayerEngineSettings settings = quick(false);
+  settings.queues = 1;
+  settings.window_commands = 1;
+  SoftSettings soft = hasty();
+  soft.latency = 0.1;
+  Bench bench(settings, soft);
+  fill_random(bench.memory.address(), 3 * kPage, 6);
+  const std::vector<std::byte> wanted(bench.memory.address(), bench.memory.address() + 3 * kPage);
+  CHECK(bench.all_done(bench.layer(IoOpcode::kWrite, 3, kPage)));
+  std::memset(bench.memory.address(), 0xee, 3 * kPage);
+  SoftRule twice = rule_for(SoftFault::kDuplicateCompletion);
+  twice.skip = 1;
+  twice.delay = 0.02;
+  bench.controls[0]->add(twice);
+  CHECK(bench.all_done(bench.layer(IoOpcode::kRead, 3, kPage)));
+  CHECK(std::memcmp(bench.memory.address(), wanted.data(), 3 * kPage) == 0);
+  bench.engine->stop();
+  CHECK(bench.engine->counters().strays == 1);
+}
+
 /// What one status says does not stop the other drive's items.
 void a_fault_stays_on_its_drive() {
   Bench bench(quick(), hasty(), 2);
@@ -145,6 +168,7 @@ int main() {
   what_ends_with_an_error();
   what_does_no_harm();
   a_lost_doorbell();
+  a_completion_of_the_command_before();
   a_fault_stays_on_its_drive();
   a_drive_that_stays_away();
   return 0;

@@ -313,7 +313,7 @@ class LayerRun {
 
   Team& team_;
   IssueLane& lane_;
-  const LayerDescriptor& layer_;
+  const LayerDescriptor layer_;  ///< a copy: the ring is across the bus
   const LayerRange range_;
   std::uint32_t mine_ = 0;  ///< items of this queue
   std::uint32_t next_ = 0;
