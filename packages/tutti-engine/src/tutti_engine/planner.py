@@ -7,10 +7,11 @@ No device, no I/O of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.catalogue import Record
+from tutti_engine.chunk_index import Entry
 from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.plan import ChunkKey, LoadPlan, StorePlan
 from tutti_engine.planner_journal import PlannerJournal
@@ -19,7 +20,7 @@ from tutti_engine.plans_under_way import Load, Store, serial
 from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.tenants import tenant_tag
 from tutti_engine.prefix_hits import longest_hit
-from tutti_engine.store_gate import place_in_prompts
+from tutti_engine.store_gate import Candidate, place_in_prompts
 from tutti_engine.transfers import Transfers, as_column
 
 __all__ = ["Planner", "PlannerJournal"]
@@ -145,13 +146,17 @@ class Planner(PlannerReports):
         index = self._index
         chunks = ChunkBlocks.of(wanted)
         pinned = index.pin_all(chunks.keys)
-        if use is None:
-            index.touch(chunks.keys)
-            if self._journal is not None:
-                self._journal.touch(chunks.keys)
-        plan = LoadPlan(
-            self._new_plan_id(), Transfers(chunks, index.places_of(pinned), index.checksums_of(pinned))
-        )
+        try:
+            if use is None:
+                index.touch(chunks.keys)
+                if self._journal is not None:
+                    self._journal.touch(chunks.keys)
+            plan = LoadPlan(
+                self._new_plan_id(), Transfers(chunks, index.places_of(pinned), index.checksums_of(pinned))
+            )
+        except BaseException:
+            index.unpin_all(pinned)
+            raise
         self._loads[plan.plan_id] = Load(pinned, self._load_ranks)
         return plan
 
@@ -183,34 +188,51 @@ class Planner(PlannerReports):
             uses = [self.note_prompt(prefix) for prefix in prefixes]
         elif not prefixes:
             self._gate.begin(list(fresh))
-        placed = place_in_prompts(fresh, prefixes, uses).values()
+        entries = self._reserve(fresh, place_in_prompts(fresh, prefixes, uses).values())
+        try:
+            self._room.retire()
+            if not entries:
+                return None
+            chunks = ChunkBlocks.of([(entry.key, fresh[entry.key]) for entry in entries])
+            plan = StorePlan(
+                self._new_plan_id(), Transfers(chunks, as_column([entry.chunk_id for entry in entries]))
+            )
+        except BaseException:
+            self._abort(entries)
+            raise
+        self._stores[plan.plan_id] = Store(tuple(entries), self._ranks)
+        return plan
+
+    def _reserve(self, fresh: Collection[ChunkKey], placed: Collection[Candidate]) -> list[Entry]:
+        """Give places to those of some new chunks that are worth one. What it raises leaves none taken."""
         # What the new chunks go on from must not be what goes for them.
         ends = {each.parent for each in placed if each.parent is not None and each.parent not in fresh}
         pinned = [entry for end in ends if (entry := self._index.get(end)) is not None]
+        entries: list[Entry] = []
         for entry in pinned:
             self._index.pin(entry)
-        self._room.settle(len(fresh))
-        chosen = self._gate.choose(placed, full=self._room.is_full(len(fresh)))
-        self._room.make(len(chosen))
-        entries = []
-        for each in chosen:
-            lost = each.parent is not None and each.parent not in self._index
-            entry = None if lost else self._index.reserve(each.key, each.parent, each.use)
-            if entry is not None:
-                entries.append(entry)
-        for entry in pinned:
-            self._index.unpin(entry)
-        self._room.retire()
-        self._count("store_dropped_chunks", len(chosen) - len(entries))
-        self._gate.put_back(len(chosen) - len(entries))
-        if not entries:
-            return None
-        chunks = ChunkBlocks.of([(entry.key, fresh[entry.key]) for entry in entries])
-        plan = StorePlan(
-            self._new_plan_id(), Transfers(chunks, as_column([entry.chunk_id for entry in entries]))
-        )
-        self._stores[plan.plan_id] = Store(tuple(entries), self._ranks)
-        return plan
+        try:
+            self._room.settle(len(fresh))
+            chosen = self._gate.choose(placed, full=self._room.is_full(len(fresh)))
+            self._room.make(len(chosen))
+            for each in chosen:
+                lost = each.parent is not None and each.parent not in self._index
+                reserved = None if lost else self._index.reserve(each.key, each.parent, each.use)
+                if reserved is not None:
+                    entries.append(reserved)
+            self._count("store_dropped_chunks", len(chosen) - len(entries))
+            self._gate.put_back(len(chosen) - len(entries))
+        except BaseException:
+            self._abort(entries)
+            raise
+        finally:
+            for entry in pinned:
+                self._index.unpin(entry)
+        return entries
+
+    def _abort(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._index.abort(entry, reusable=True)
 
     @serial
     def reset(self, timeout: float = 5.0) -> bool:

@@ -230,6 +230,32 @@ def test_a_drive_that_fails_to_read_pauses_loading():
     assert planner.lookup_prefix([b"\x03"]) == 0
 
 
+@pytest.mark.parametrize("what", ["checksums_of", "places_of", "touch"])
+def test_a_load_that_cannot_be_planned_holds_nothing(what, monkeypatch):
+    planner = Planner(GEOMETRY, range(4))
+    stored(planner, b"a", b"b")
+    monkeypatch.setattr(planner._index, what, lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        planner.plan_load(candidates(b"a", b"b"))
+    assert not any(planner.in_use().values())
+
+
+@pytest.mark.parametrize(
+    ("what", "owner"),
+    [("choose", "_gate"), ("put_back", "_gate"), ("make", "_room"), ("settle", "_room"), ("retire", "_room")],
+)
+def test_a_store_that_cannot_be_planned_holds_nothing(what, owner, monkeypatch):
+    planner = Planner(GEOMETRY, range(4))
+    stored(planner, b"a")
+    with monkeypatch.context() as broken:
+        broken.setattr(getattr(planner, owner), what, lambda *arguments, **named: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            planner.plan_store(candidates(b"b", b"c"), [[b"a", b"b", b"c"]])
+    assert not any(planner.in_use().values())
+    stored(planner, b"b", b"c", b"d")
+    assert planner.resident_chunks == 4
+
+
 def test_reports_of_unknown_plans_are_ignored():
     planner = Planner(GEOMETRY, range(1))
     assert not planner.complete_store(0, StoreResult(99, (SUM,)))
