@@ -103,6 +103,8 @@ def test_refusals_say_what_is_wrong(rigs: Rigs) -> None:
 def test_without_a_gpu_cuda_is_refused(rigs: Rigs) -> None:
     if real_driver():
         pytest.skip("a CUDA driver is here")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=r"libcuda|without a CUDA compiler"):
         rigs(execution="cuda")
+    with pytest.raises(OSError, match="libcuda"):
+        rigs(drive={"device": 0})
     assert isinstance(nvme_layers.missing_kernel(), str)

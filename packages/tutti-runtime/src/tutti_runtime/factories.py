@@ -121,8 +121,8 @@ def make_nvme_runtime(
             ``"soft"``, a controller in the process: ``memory_bytes`` or ``image`` (a file), ``lba_bytes``, or
             ``namespaces`` (a list of mappings with these keys); ``mdts_bytes``, ``sgl``, ``max_entries``,
             ``max_queues``, ``doorbell_stride``, ``timeout_ms``, ``noiob``, ``dma_granule``, ``latency``
-            (seconds), ``bandwidth`` (bytes a second), ``control`` (a
-            :class:`tutti_runtime.testing.SoftNvmeControl`).
+            (seconds), ``bandwidth`` (bytes a second), ``device`` (a CUDA device whose memory it reaches, by
+            copies; not tested on hardware), ``control`` (a :class:`tutti_runtime.testing.SoftNvmeControl`).
             ``"qtest"``, a controller of a QEMU process: ``socket``, ``ram``, ``slot``, ``relay``, ``peer``,
             ``peer_slot``. ``"vfio"``: ``bdf``, which is the name too where none is given.
             With any, ``block_devices``: a list of ``{"device": path or (major, minor), "nsid": 1, "offset":
