@@ -39,6 +39,7 @@ TOGETHER: tuple[str, ...] = (
     "packages/tutti-engine/tests/contract",
     "packages/tutti-engine/tests/unit/test_kernel_mover.py",
     "packages/tutti-engine/tests/unit/test_device_mover.py",
+    "packages/tutti-engine/tests/unit/test_pinned_window.py",
 )
 """What no package's own rounds run: the cross-package tests, and the engine's on torch and the kernels."""
 
