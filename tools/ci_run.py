@@ -40,6 +40,7 @@ TOGETHER: tuple[str, ...] = (
     "packages/tutti-engine/tests/unit/test_kernel_mover.py",
     "packages/tutti-engine/tests/unit/test_device_mover.py",
     "packages/tutti-engine/tests/unit/test_pinned_window.py",
+    "packages/tutti-engine/tests/unit/cli/test_verify.py",
 )
 """What no package's own rounds run: the cross-package tests, and the engine's on torch and the kernels."""
 
