@@ -18,7 +18,9 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 import numpy as np
 
 import tutti_runtime
+from tutti_engine.backends import local
 from tutti_engine.backends.local import LocalStoreBackend
+from tutti_engine.backends.local_files import is_memory
 from tutti_engine.errors import RootError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore, bytes_needed
@@ -392,3 +394,49 @@ def test_directory_of_another_store_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RootError, match="every worker must see the same drives"):
             LocalStoreBackend(store.layout, 1)
         assert not (store.directory / "rank-1").exists()
+
+
+def mount(number: str, kind: str) -> str:
+    return f"36 35 {number} / /mnt rw,noatime shared:1 - {kind} source rw\n"
+
+
+def test_a_file_system_in_memory_is_told_by_its_device(tmp_path: Path) -> None:
+    device = tmp_path.stat().st_dev
+    own, other = f"{os.major(device)}:{os.minor(device)}", "0:99999"
+    mounts = tmp_path / "mountinfo"
+    for lines, expected in (
+        (mount(other, "tmpfs") + mount(own, "ext4"), False),
+        (mount(other, "ext4") + mount(own, "tmpfs"), True),
+        (mount(own, "ramfs"), True),
+        (mount(other, "tmpfs"), False),
+    ):
+        mounts.write_text(lines)
+        assert is_memory(str(tmp_path), mounts) is expected, lines
+    assert not is_memory(str(tmp_path), tmp_path / "absent")
+    assert not is_memory(str(tmp_path / "absent"), mounts)
+
+
+def test_in_memory_threads_move_the_bytes_in_short_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    geometry = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=4 << 20)
+    capacity = bytes_needed(2, geometry=geometry, ranks=1, roots=1)
+    store = LocalStore.open([tmp_path], Namespace({}), geometry, ranks=1, capacity_bytes=capacity)
+    longest = {}
+    for in_memory in (False, True):
+        monkeypatch.setattr(local, "is_memory", lambda directory, answer=in_memory: answer)
+        backend = LocalStoreBackend(store.layout, 0)
+        try:
+            backend.bind_staging(HostWindow(4, geometry.segment_bytes))
+            array = backend.requests(
+                local.Segments(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)),
+                write=False,
+            ).array
+            longest[in_memory] = int(array["length"].max())
+            assert not in_memory or backend.data_path == "posix"
+            assert not in_memory or backend.runtime.caps()["direct"] == "off"
+        finally:
+            backend.shutdown()
+    store.close()
+    assert longest[True] == local.THREAD_IO_BYTES
+    assert longest[False] in (geometry.segment_bytes, local.THREAD_IO_BYTES)  # the latter without io_uring
