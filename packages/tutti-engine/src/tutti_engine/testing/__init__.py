@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For test suites: the conformance kit that every storage backend has to pass, and backends that misbehave.
+"""For test suites: conformance kits for storage backends and shared stores, and ones that misbehave.
 
-Only ``conformance`` needs pytest.
+Only the kits need pytest.
 """
 
 import sys
@@ -10,4 +10,5 @@ __all__: list[str] = []
 
 if "pytest" in sys.modules:
     # Failures in the kit then show their values, as those in a suite's own files do.
-    sys.modules["pytest"].register_assert_rewrite(f"{__name__}.conformance")
+    for kit in ("conformance", "shared_conformance"):
+        sys.modules["pytest"].register_assert_rewrite(f"{__name__}.{kit}")
