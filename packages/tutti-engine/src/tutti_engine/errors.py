@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BackendError", "CatalogueError", "GeometryError", "RootError", "StoreBusyError", "TuttiError"]
+__all__ = [
+    "ArchiveError",
+    "BackendError",
+    "CatalogueError",
+    "GeometryError",
+    "RootError",
+    "StoreBusyError",
+    "TuttiError",
+]
 
 
 class TuttiError(Exception):
     """Base of all errors of Tutti's Python packages."""
+
+
+class ArchiveError(TuttiError, ValueError):
+    """A file of exported chunks that is damaged, was cut short, or is of another format or namespace."""
 
 
 class BackendError(TuttiError, ValueError):

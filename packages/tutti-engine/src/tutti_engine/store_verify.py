@@ -23,12 +23,25 @@ from tutti_engine.errors import CatalogueError, StoreBusyError
 from tutti_engine.movers.formulas import Checksum
 from tutti_engine.owner import OwnerLock
 from tutti_engine.slot_table import Row
+from tutti_engine.store_archive import ABSENT
 from tutti_engine.store_capacity import CHECKSUM_BYTES
 from tutti_engine.store_facts import StoreFacts
 from tutti_engine.store_layout import StoreLayout
 from tutti_engine.store_view import fits
 
-__all__ = ["Damage", "Report", "chosen_slots", "drop", "layout_of", "owning", "verify"]
+__all__ = [
+    "Damage",
+    "Reader",
+    "Report",
+    "chosen_slots",
+    "covered_bytes",
+    "data_sizes",
+    "drop",
+    "layout_of",
+    "owning",
+    "rows_now",
+    "verify",
+]
 
 READERS = 4
 """Chunks that are read at a time."""
@@ -37,9 +50,6 @@ BATCH = 64
 """Rows that are looked up at a time: they must still be of now when their chunks are read."""
 
 FLUSH_SECONDS = 60.0
-
-ABSENT = bytes(CHECKSUM_BYTES)
-"""Stands for a segment that was never stored: of a layer that needs less, or that its rank does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,16 @@ def rows_now(store: StoreFacts, slots: Sequence[int]) -> dict[int, Row]:
         return {slot: row for slot, row in rows if row is not None}
 
 
+def covered_bytes(segment: memoryview, word: bytes, sizes: Sequence[int], checksum: Checksum) -> int | None:
+    """Return how many bytes of a segment its checksum covers; None when it matches none of the sizes.
+
+    A layer's kind is not known here; that another kind's size matches by chance is as unlikely as that damage
+    does.
+    """
+    expected = int.from_bytes(word, "little")
+    return next((each for each in sizes if checksum(segment[:each]) == expected), None)
+
+
 class Reader:
     """Reads chunks and compares them. Any thread may use it."""
 
@@ -196,19 +216,17 @@ class Reader:
     def bad_layers(self, slot: int, rank: int, sums: bytes) -> Iterator[int]:
         """Return the layers of one rank's part that do not match. Raises OSError for what cannot be read."""
         size = self.layout.segment_bytes
-        data = self._read(slot, rank)
+        data = self.read(slot, rank)
         for layer in range(self.layout.num_layers):
             word = sums[layer * CHECKSUM_BYTES : (layer + 1) * CHECKSUM_BYTES]
             if word == ABSENT:
                 continue
             segment = data[layer * size : (layer + 1) * size]
-            expected = int.from_bytes(word, "little")
-            # A layer's kind is not known here; that another kind's size matches by chance is as unlikely as
-            # that damage does.
-            if all(self._checksum(segment[:each]) != expected for each in self._sizes):
+            if covered_bytes(segment, word, self._sizes, self._checksum) is None:
                 yield layer
 
-    def _read(self, slot: int, rank: int) -> memoryview:
+    def read(self, slot: int, rank: int) -> memoryview:
+        """Return a part's segments, in memory that this thread's next call overwrites. Raises OSError."""
         wanted = self.layout.num_layers * self.layout.segment_bytes
         buffer = getattr(self._own, "buffer", None)
         if buffer is None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
 from tutti_engine.errors import TuttiError
@@ -30,6 +31,7 @@ __all__ = [
     "one_line_errors",
     "plain",
     "print_json",
+    "progress",
 ]
 
 TABLE_WIDTH = 120
@@ -58,6 +60,12 @@ def console() -> Console:
     out = Console(highlight=False)
     out.width = max(out.width, TABLE_WIDTH)
     return out
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """Return a bar on standard error that leaves nothing behind; none where that is no terminal."""
+    out = Console(stderr=True)
+    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 import typer
 
+from tutti_engine.cli.archives import export_store, import_file
 from tutti_engine.cli.bench import bench
 from tutti_engine.cli.doctor import doctor
 from tutti_engine.cli.gc import gc
@@ -33,6 +34,8 @@ app.command("ls")(list_stores)
 app.command()(stat)
 app.command()(verify)
 app.command()(gc)
+app.command("export")(export_store)
+app.command("import")(import_file)
 app.command()(bench)
 app.command()(simulate)
 app.command()(plan)

@@ -7,8 +7,7 @@ from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from tutti_engine.cli.answers import (
     Exit,
@@ -20,6 +19,7 @@ from tutti_engine.cli.answers import (
     one_line_errors,
     plain,
     print_json,
+    progress,
 )
 from tutti_engine.errors import CatalogueError
 from tutti_engine.movers.formulas import Checksum, find_checksum
@@ -85,7 +85,7 @@ def run(store: StoreFacts, sample: int | None, formula: Checksum) -> Report:
         raise CatalogueError(store.problem)
     slots = chosen_slots(store, sample)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress(*columns) as bar:
         task = bar.add_task(f"{store.name[:8]} chunks", total=len(slots))
         return verify_store(store, slots, formula, lambda count: bar.advance(task, count))
 
