@@ -13,7 +13,7 @@ from tutti_engine.planner import Planner
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.simulator.trace import BLOCK_TOKENS, Request, unique_blocks
 
-__all__ = ["BYTES_PER_TOKEN", "Outcome", "Replay", "chunk_keys", "replay"]
+__all__ = ["BYTES_PER_TOKEN", "Outcome", "Replay", "TraceClock", "chunk_keys", "replay", "take_prompt"]
 
 BYTES_PER_TOKEN = 131_072
 """KV cache of one token of an 8B Llama 3 in 16 bits: 32 layers, K and V, 8 heads of 128."""
@@ -147,7 +147,7 @@ def _replay(
     progress: Callable[[int], object],
     memory: Callable[[], int | None],
 ) -> Outcome:
-    clock = _Clock()
+    clock = TraceClock()
     geometry = Geometry(
         num_layers=1, block_tokens=how.block_tokens, blocks_per_chunk=1,
         page_bytes=how.block_tokens * how.bytes_per_token,
@@ -188,11 +188,15 @@ def _replay(
 def _serve(planner: Planner, request: Request, how: Replay) -> int:
     """Take one request from lookup to stores; return how many chunks were loaded."""
     whole = len(request.blocks) if how.partial_blocks else request.prompt_tokens // how.block_tokens
-    keys = chunk_keys(request.blocks[:whole])
+    return take_prompt(planner, chunk_keys(request.blocks[:whole]), request.tenant)
+
+
+def take_prompt(planner: Planner, keys: Sequence[ChunkKey], tenant: str | None) -> int:
+    """Look a prompt's chunks up, load those that are hits and store the others; return the number of hits."""
     if not keys:
         return 0
     hits = planner.lookup_prefix(keys)
-    use = planner.note_prompt(keys, request.tenant)
+    use = planner.note_prompt(keys, tenant)
     chunk_bytes = planner.geometry.chunk_bytes
     if hits:
         load = planner.plan_load([(key, ((0,),)) for key in keys[:hits]], use)
@@ -209,8 +213,8 @@ def _whole_blocks(requests: Sequence[Request], block_tokens: int) -> int:
     return len({b for request in requests for b in request.blocks[: request.prompt_tokens // block_tokens]})
 
 
-class _Clock:
-    """The trace's time."""
+class TraceClock:
+    """The trace's time, in seconds since 1970."""
 
     now = float(EPOCH)
 
