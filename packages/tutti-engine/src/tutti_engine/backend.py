@@ -66,11 +66,15 @@ class SegmentBatch:
 
     The engine hands over ``array.array("q")`` columns, ``chunk_ids`` only where all ids are whole numbers.
     They iterate as lists do, and NumPy reads them without a copy: ``numpy.asarray(batch.slots)``.
+
+    ``checksums`` come with writes to a backend whose ``wants_checksums`` is true, one a segment as the mover
+    made it; else it is empty.
     """
 
     chunk_ids: Sequence[ChunkId]
     layers: Sequence[int]
     slots: Sequence[int]
+    checksums: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not len(self.chunk_ids) == len(self.layers) == len(self.slots):
@@ -78,6 +82,8 @@ class SegmentBatch:
                 "the columns of a segment batch differ in length: "
                 f"{len(self.chunk_ids)} chunk ids, {len(self.layers)} layers, {len(self.slots)} slots"
             )
+        if len(self.checksums) not in (0, len(self.slots)):
+            raise ValueError(f"a segment batch of {len(self.slots)} has {len(self.checksums)} checksums")
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -88,6 +94,7 @@ class SegmentBatch:
             [self.chunk_ids[number] for number in chosen],
             [self.layers[number] for number in chosen],
             [self.slots[number] for number in chosen],
+            [self.checksums[number] for number in chosen] if self.checksums else (),
         )
 
 
@@ -119,9 +126,11 @@ class StorageBackend(Protocol):
     """A place for chunks. All calls may come from several threads.
 
     Optional, found by their names: ``spi_version: int``, the version that the backend was written for
-    (required of backends that are found by entry point, see ``tutti_engine.registry``), and
+    (required of backends that are found by entry point, see ``tutti_engine.registry``),
     ``wait_for_room(deadline)``, which returns when segments that were refused with ``EAGAIN`` may find room,
-    or at ``time.monotonic() == deadline``.
+    or at ``time.monotonic() == deadline``, and ``wants_checksums: bool``, for a backend that keeps checksums
+    beside the bytes: handles of its reads then have ``checksums()``, which returns them after ``status()``,
+    one a segment, and loads go by them instead of by the plan's.
     """
 
     def chunk_ids(self, count: int) -> Sequence[ChunkId]:

@@ -11,6 +11,7 @@ import errno
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -55,6 +56,7 @@ class StorePipeline(Pipeline):
         super().__init__(bank, shared)
         self._stall = stall
         self._on_wave_end = on_wave_end
+        self._wants_checksums = bool(getattr(shared.backend, "wants_checksums", False))
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(depth)
         self._writer = Lane("tutti-write")
@@ -117,8 +119,7 @@ class StorePipeline(Pipeline):
         layers = share.layers
         wave = Wave(job.plan, self._bank, positions, slots, layers, share.group)
         try:
-            chosen = wave.choose({})
-            job.note(layers, positions, self._gather(layers, chosen))
+            self._note(job, wave, self._gather(layers, wave.choose({})))
         except Exception as error:
             logger.warning("Tutti: pages could not be copied: %s", error)
             job.fail(positions, errno.EIO)
@@ -131,6 +132,12 @@ class StorePipeline(Pipeline):
         if mover is None:
             return self._mover.gather(layers, chosen.block_ids, chosen.slots)
         return mover.start_gather(mover.mark(), layers, chosen.block_ids, chosen.slots).wait()
+
+    def _note(self, job: StoreJob, wave: Wave, sums: Sequence[int]) -> None:
+        """Keep the checksums of a wave that was copied."""
+        job.note(wave.layers, wave.positions, sums)
+        if self._wants_checksums:
+            wave.sums = array("Q", sums)
 
     def _put(self, job: StoreJob, wave: Wave) -> None:
         with self._lock:
@@ -187,7 +194,7 @@ class StorePipeline(Pipeline):
         try:
             positions, copy = self._deferred.start(deferred, len(slots), launch)
             if copy is not None:
-                job.note(share.layers, positions, copy.wait())
+                self._note(job, waves[0], copy.wait())
                 copied = len(positions)
         finally:
             self._deferred.end(deferred, positions)

@@ -62,6 +62,8 @@ class Wave:
         self._bank = bank
         self._group = group
         self._first_slots = first_slots
+        # Of a store, for a backend that wants them: the checksums, layer by layer.
+        self.sums: array[int] = array("Q")
         # What the handle stands for, as indices into positions x layers; None is all.
         self._segments: Sequence[int] | None = None
 
@@ -121,6 +123,25 @@ class Wave:
             by_layer(slot_column(first_slots, len(self.layers)), len(self.layers)),
         )
 
+    def read_sums(self, positions: Sequence[int]) -> array[int] | None:
+        """Return the checksums that came with what was read, layer by layer, of some of the positions.
+
+        None from a backend that keeps none: the plan has them.
+        """
+        find = getattr(self.handle, "checksums", None)
+        if find is None:
+            return None
+        words, width = find(), len(self.layers)
+        if len(words) != len(self):
+            raise RuntimeError(f"the backend gave {len(words)} checksums for {len(self)} segments")
+        if len(positions) == len(self.positions):
+            return by_layer(words, width)
+        place = {position: index * width for index, position in enumerate(self.positions)}
+        chosen = array("Q")
+        for position in positions:
+            chosen.extend(words[place[position] : place[position] + width])
+        return by_layer(chosen, width)
+
     def _batch(self) -> SegmentBatch:
         width = len(self.layers)
         chunk_ids = self.plan.columns.chunk_ids
@@ -128,6 +149,7 @@ class Wave:
             id_column([chunk_ids[position] for position in self.positions], width),
             numbers(self.layers) * len(self.positions),
             slot_column(self._first_slots, width),
+            by_layer(self.sums, len(self.positions)) if self.sums else (),
         )
         return batch if self._segments is None else batch.take(self._segments)
 

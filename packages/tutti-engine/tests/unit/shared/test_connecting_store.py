@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shared store that comes late, or never."""
+
+import errno
+import threading
+import time
+
+import pytest
+
+from tutti_engine.connecting_store import ConnectingStore
+from tutti_engine.errors import BackendError
+from tutti_engine.shared_store import ObjectBatch
+from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
+from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
+
+
+class TestConnecting(SharedStoreConformance):
+    @pytest.fixture
+    def stores(self):
+        pool = MemoryPool()
+        made = [ConnectingStore(lambda: MemorySharedStore(pool)) for _ in range(2)]
+        assert all(store.wait_settled(30) for store in made)
+        return tuple(made)
+
+
+def test_until_it_is_there_nothing_waits_and_then_all_works():
+    go, tries = threading.Event(), []
+
+    def connect():
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(errno.ECONNREFUSED, "nobody listens")
+        go.wait()
+        return MemorySharedStore(MemoryPool())
+
+    store = ConnectingStore(connect, first_pause=0.001)
+    bench = SharedBench(store, 4, 4096, 4096)
+    assert bench.write(["a"], [0], 1) == bench.read(["a"], [0], 1) == [errno.ENOTCONN]
+    with pytest.raises(OSError, match="not there"):
+        store.exists(["a"])
+    assert store.why_not and store.data_path == "connecting"
+    go.set()
+    assert store.wait_settled(30) and store.why_not is None
+    assert bench.write(["a"], [0], 1) == [0]
+    assert list(store.exists(["a"])) == [True]
+    store.shutdown()
+
+
+def test_what_is_wrong_for_good_is_tried_once():
+    tries = []
+
+    def connect():
+        tries.append(1)
+        raise BackendError("mooncake is not installed")
+
+    store = ConnectingStore(connect, first_pause=0.0)
+    assert store.wait_settled(30)
+    assert store.is_hopeless and "not installed" in store.why_not
+    assert len(tries) == 1
+    store.shutdown()
+
+
+def test_a_store_that_answers_after_the_end_is_let_go():
+    go, made = threading.Event(), MemorySharedStore(MemoryPool())
+
+    def connect():
+        go.wait()
+        return made
+
+    store = ConnectingStore(connect)
+    store.shutdown()
+    go.set()
+    store._thread.join(30)
+    with pytest.raises(RuntimeError, match="no staging window"):
+        made.read_objects(ObjectBatch(["a"], [0], 1))
+    assert made._closed
+
+
+def test_a_store_that_takes_no_memory_is_let_go_and_tried_again():
+    made = []
+
+    class Picky(MemorySharedStore):
+        def bind_staging(self, window, headers):
+            if len(made) < 2:
+                raise OSError(errno.ENOMEM, "cannot pin")
+            super().bind_staging(window, headers)
+
+    go = threading.Event()
+
+    def connect():
+        go.wait()
+        made.append(Picky(MemoryPool()))
+        return made[-1]
+
+    store = ConnectingStore(connect, first_pause=0.001)
+    bench = SharedBench(store, 4, 4096, 4096)
+    go.set()
+    assert store.wait_settled(30)
+    assert made[0]._closed and bench.write(["a"], [0], 1) == [0]
+    store.shutdown()
+    assert store.wait_idle(time.monotonic() + 30)

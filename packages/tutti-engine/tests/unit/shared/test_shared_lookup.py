@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's view of a shared store: it never waits, and forgets in time."""
+
+import errno
+import threading
+import time
+
+from shared_rig import GEOMETRY, Clock, keys_of
+
+from tutti_engine import Geometry
+from tutti_engine.cache_group import CacheGroup
+from tutti_engine.object_header import ObjectNames
+from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
+from tutti_engine.testing.shared_stores import Faults, MemoryPool, MemorySharedStore
+
+NAMES = ObjectNames("ab" * 16)
+
+
+class View:
+    def __init__(self, geometry=GEOMETRY, parts=1, **settings):
+        self.pool, self.faults, self.clock = MemoryPool(), Faults(), Clock()
+        self.store = MemorySharedStore(self.pool, self.faults, threads=1)
+        self.lookup = SharedLookup(
+            self.store, NAMES, parts, geometry, LookupSettings(**settings), clock=self.clock
+        )
+
+    def put(self, keys, objects=((0, 0),)):
+        for key in keys:
+            for part, group in objects:
+                self.pool.objects[NAMES.name(part, group, key)] = b""
+
+    def until_decided(self, keys):
+        deadline = time.monotonic() + 30
+        while not (seen := self.lookup.look(keys)).decided:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return seen.chunks
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.faults.running.set()
+        self.lookup.close()
+        self.store.shutdown()
+
+
+def test_the_first_answer_is_that_nothing_is_known_yet():
+    with View() as view:
+        view.put(keys_of(3))
+        view.faults.running.clear()
+        for _ in range(3):
+            assert view.lookup.look(keys_of(4)) == Seen(0, False)
+        view.faults.running.set()
+        assert view.until_decided(keys_of(4)) == 3
+        assert view.store.calls["exists"] == 1
+
+
+def test_verdicts_age():
+    with View(hit_seconds=10, miss_seconds=5) as view:
+        keys = keys_of(2)
+        assert view.until_decided(keys) == 0
+        view.put(keys)
+        assert view.lookup.look(keys) == Seen(0, True)
+        view.clock.now += 6
+        assert view.until_decided(keys) == 2
+        view.pool.objects.clear()
+        assert view.lookup.look(keys) == Seen(2, True)
+        view.clock.now += 11
+        assert view.until_decided(keys) == 0
+
+
+def test_a_long_prefix_is_asked_for_in_pieces_up_to_the_first_gap():
+    with View() as view:
+        keys = keys_of(5000)
+        view.put(keys[:200])
+        assert view.until_decided(keys) == 200
+        assert view.lookup.counters["shared_lookup_names"] < 500
+        view.put(keys)
+        view.clock.now += 100
+        assert view.until_decided(keys) == 5000
+
+
+def test_a_store_that_fails_is_left_alone_for_a_while():
+    with View() as view:
+        view.put(keys_of(1))
+        view.faults.error = errno.EIO
+        assert view.until_decided(keys_of(1)) == 0
+        assert view.lookup.counters["shared_lookup_errors"] == 3
+        assert not view.lookup.is_available()
+        view.faults.error = 0
+        view.clock.now += 60
+        assert view.until_decided(keys_of(1)) == 1
+        assert view.lookup.is_available()
+
+
+def test_a_question_that_hangs_holds_nobody_up():
+    with View(call_seconds=1.0) as view:
+        view.put(keys_of(1))
+        view.faults.running.clear()
+        assert not view.lookup.look(keys_of(1)).decided
+        deadline = time.monotonic() + 30
+        while view.lookup._call_began is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        view.clock.now += 2
+        for _ in range(3):
+            assert view.lookup.look(keys_of(1)) == Seen(0, True)
+        assert view.lookup.counters["shared_lookup_hangs"] == 1
+        view.faults.running.set()
+        deadline = time.monotonic() + 30
+        while view.lookup.look(keys_of(1)).chunks < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_every_part_and_group_counts():
+    full = CacheGroup((0, 1), 16, 4096)
+    window = CacheGroup((2,), 16, 4096, window=20)
+    geometry = Geometry(
+        num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=4096, groups=(full, window)
+    )
+    with View(geometry, parts=2) as view:
+        whole, no_window, one_part = keys_of(3)
+        view.put([whole], [(part, group) for part in (0, 1) for group in (0, 1)])
+        view.put([no_window], [(0, 0), (1, 0), (0, 1)])
+        view.put([one_part], [(0, 0), (0, 1), (1, 1)])
+        assert view.until_decided([whole, no_window, one_part]) == 2
+        assert view.lookup.has_group(whole, 1)
+        assert not view.lookup.has_group(no_window, 1)
+
+
+def test_memory_is_bounded():
+    with View(max_chunks=10) as view:
+        view.lookup.note_there(keys_of(25))
+        view.lookup.note_gone(keys_of(25, 100))
+        assert len(view.lookup._there) == len(view.lookup._missing) == 10
+        view.lookup.note_gone(keys_of(25))
+        assert not view.lookup.is_there(keys_of(25)[-1])
+
+
+def test_close_leaves_a_hanging_question_behind():
+    view = View()
+    view.faults.running.clear()
+    view.lookup.look(keys_of(1))
+    closed = threading.Thread(target=view.lookup.close, args=(0.01,))
+    closed.start()
+    closed.join(30)
+    assert not closed.is_alive()
+    view.faults.running.set()
+    view.store.shutdown()
