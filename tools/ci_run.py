@@ -32,6 +32,7 @@ TORCH = "torch==2.13.0"
 NUMPY = "numpy>=1.26"
 BUILD = (sys.executable, "-m", "build")
 TEST_TOOLS = ("pytest>=8.2", "hypothesis>=6.100")
+DOCS_TOOLS = ("mkdocs-material==9.8.2",)
 SOURCES = re.compile(r"packages/[^/]+/(src|csrc|include|cmake|CMakeLists\.txt)")
 UNLESS_PRESENT = "not gpu and not nvme and not vllm and not e2e"
 TOGETHER: tuple[str, ...] = (
@@ -228,7 +229,7 @@ class Runner:
         """All wheels in one environment: what needs several of them; with vLLM all that there is."""
         names = list(self.distributions)
         wheels_of_all = [self.requirement(name) for name in names]
-        python = self.environment("cross", [*wheels_of_all, TORCH, NUMPY, *TEST_TOOLS])
+        python = self.environment("cross", [*wheels_of_all, TORCH, NUMPY, *TEST_TOOLS, *DOCS_TOOLS])
         self.check_imports("cross", python, set(names))
         folder = self.outside("cross", [""])
         marks, paths = UNLESS_PRESENT, TOGETHER
