@@ -22,7 +22,7 @@ from typing import Any
 
 from tools.engine_process import ENVIRONMENT, EngineSpec
 
-__all__ = ["Conversation", "OnlineServer", "complete", "converse", "read_metrics"]
+__all__ = ["Conversation", "OnlineServer", "complete", "converse", "metric_families", "read_metrics"]
 
 START_SECONDS = 300.0
 
@@ -218,13 +218,25 @@ async def converse(
     return said
 
 
+def metrics_text(server: OnlineServer) -> str:
+    """Return what the server shows to Prometheus."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def read_metrics(server: OnlineServer) -> dict[str, float]:
     """Return the sums of the server's metrics, labels left aside."""
     totals: dict[str, float] = {}
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
-        for line in answer.read().decode().splitlines():
-            if line and not line.startswith("#"):
-                name, value = line.rsplit(" ", 1)
-                name = name.partition("{")[0]
-                totals[name] = totals.get(name, 0.0) + float(value)
+    for line in metrics_text(server).splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            name = name.partition("{")[0]
+            totals[name] = totals.get(name, 0.0) + float(value)
     return totals
+
+
+def metric_families(server: OnlineServer) -> dict[str, str]:
+    """Return the kind of each metric that the server shows, also of those that have no series yet."""
+    lines = (line.split() for line in metrics_text(server).splitlines() if line.startswith("# TYPE "))
+    return {name: kind for _, _, name, kind in lines}

@@ -8,8 +8,9 @@ import time
 
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, MODEL
 
+from tools import monitoring
 from tools.engine_process import EngineSpec, store_directory
-from tools.online_server import Conversation, OnlineServer, complete, converse, read_metrics
+from tools.online_server import Conversation, OnlineServer, complete, converse, metric_families, read_metrics
 
 CONVERSATIONS = 8
 # Two or three of the longest conversations: the others have to come back from disk.
@@ -34,6 +35,21 @@ def settled(server: OnlineServer) -> dict[str, float]:
     return metrics
 
 
+def asks_only_for_what_is_shown(families: dict[str, str]) -> None:
+    """Compare the dashboard and the alert rules with a server's own ``/metrics``."""
+    shown = {
+        name + end
+        for name, kind in families.items()
+        for end in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
+    }
+    asked = {
+        name
+        for file in ("dashboard.json", "alerts.yml")
+        for name in monitoring.metric_names((monitoring.FOLDER / file).read_text())
+    }
+    assert len(asked) > 25 and asked <= shown, asked - shown
+
+
 def test_conversations_over_http_are_answered_as_by_vllm_alone(model, tmp_path, reference):
     connector = {
         "capacity_bytes": 256 << 20,
@@ -48,6 +64,7 @@ def test_conversations_over_http_are_answered_as_by_vllm_alone(model, tmp_path, 
         metrics = settled(server)
         assert metrics["vllm:num_requests_running"] == metrics["vllm:num_requests_waiting"] == 0
         assert metrics["vllm:external_prefix_cache_hits_total"] > 0
+        asks_only_for_what_is_shown(metric_families(server))
         # Whoever hung up left nothing behind: the server still has all its blocks.
         again = conversations[0].turns[-1]
         assert asyncio.run(complete(server, again[0], again[1])) == again[2]
