@@ -30,6 +30,7 @@ __all__ = ["ROUNDS", "Round", "Runner", "StepFailed"]
 # An open range may fetch a CUDA build of several GB; every environment that needs torch names this one.
 TORCH = "torch==2.13.0"
 NUMPY = "numpy>=1.26"
+MOONCAKE = "mooncake-transfer-engine-non-cuda>=0.3.13"
 BUILD = (sys.executable, "-m", "build")
 TEST_TOOLS = ("pytest>=8.2", "hypothesis>=6.100")
 DOCS_TOOLS = ("mkdocs-material==9.8.2",)
@@ -229,7 +230,8 @@ class Runner:
         """All wheels in one environment: what needs several of them; with vLLM all that there is."""
         names = list(self.distributions)
         wheels_of_all = [self.requirement(name) for name in names]
-        python = self.environment("cross", [*wheels_of_all, TORCH, NUMPY, *TEST_TOOLS, *DOCS_TOOLS])
+        every = [*wheels_of_all, TORCH, NUMPY, MOONCAKE, *TEST_TOOLS, *DOCS_TOOLS]
+        python = self.environment("cross", every)
         self.check_imports("cross", python, set(names))
         folder = self.outside("cross", [""])
         marks, paths = UNLESS_PRESENT, TOGETHER

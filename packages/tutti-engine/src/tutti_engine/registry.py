@@ -29,6 +29,7 @@ ENTRY_POINT_GROUP = "tutti_engine.backends"
 _OWN = {
     "local": "tutti_engine.backends.local:LocalStoreBackend",
     "memory": "tutti_engine.backends.memory:MemoryBackend",
+    "mooncake": "tutti_engine.backends.mooncake_places:MooncakeBackend",
 }
 
 
