@@ -169,6 +169,60 @@ def test_a_fused_scatter_reports_what_it_has_written() -> None:
     assert packed(cache, ids)[good].equal(before[good])
 
 
+@pytest.mark.parametrize("page", [4608, 16384])
+@pytest.mark.parametrize(
+    ("mover", "verify"),
+    [
+        (tk.Mover.KERNEL, Verify.BEFORE),
+        (tk.Mover.KERNEL, Verify.FUSED),
+        (tk.Mover.COPY_ENGINE, Verify.FUSED),
+    ],
+)
+def test_a_checksum_that_differs_in_any_one_bit_is_a_mismatch(
+    page: int, mover: tk.Mover, verify: Verify
+) -> None:
+    """Segment i expects a checksum with bit i turned over; the two page sizes have kernels of their own."""
+    pages = torch.randint(0, 256, (65 * page,), dtype=torch.uint8, device="cuda")
+    cache = tk.PagedCache([pages], [[tk.Plane(0, 0, page, 65, page)]])
+    ids, slots = torch.randperm(65).view(65, 1), torch.randperm(65)
+    window = torch.zeros(65 * page, dtype=torch.uint8, device="cuda")
+    sums = torch.zeros(65, dtype=torch.int64, device="cuda")
+    transfer = DeviceTransfer(cache, window, page)
+    transfer.gather(ids.cuda(), slots.cuda(), checksums=sums)
+    bits = [1 << bit for bit in range(63)] + [-(1 << 63), 0]
+    sums ^= torch.tensor(bits, device="cuda")
+    status = torch.full((65,), 9, dtype=torch.int32, device="cuda")
+    if mover is tk.Mover.KERNEL:
+        ids, slots = ids.cuda(), slots.cuda()
+    transfer.scatter(ids, slots, checksums=sums, status=status, verify=verify, mover=mover)
+    assert status.tolist() == [1] * 64 + [0]
+
+
+@pytest.mark.parametrize("page", [4608, 16384])
+@pytest.mark.parametrize("layers", [1, 6])
+def test_no_id_and_no_slot_of_a_wide_segment_escapes(page: int, layers: int) -> None:
+    """70 ids a segment: more than a warp looks at at once. Slots below and above the window are untouched."""
+    columns, segments = 70, 12
+    count = columns * segments
+    pages = torch.randint(0, 256, (layers * count * page,), dtype=torch.uint8, device="cuda")
+    planes = [[tk.Plane(0, i * count * page, page, count, page)] for i in range(layers)]
+    cache = tk.PagedCache([pages], planes)
+    ids = torch.randperm(count, device="cuda").view(segments, columns)
+    slots = torch.arange(segments, device="cuda")
+    ids[1, 31], ids[2, 32], ids[3, 63], ids[4, 64], ids[5, 69] = count, 2**62, -1, -2, count
+    slots[6], slots[7], slots[8], slots[9] = -1, -2, segments, -(2**62)
+    size = segments * columns * page
+    room = torch.full((3 * size,), POISON, dtype=torch.uint8, device="cuda")
+    transfer = DeviceTransfer(cache, room[size : 2 * size], columns * page)
+    of = torch.full_like(slots, layers - 1) if layers > 1 else None
+    status = torch.full((segments,), 9, dtype=torch.int32, device="cuda")
+    transfer.gather(ids, slots, layers=of, status=status)
+    assert status.tolist() == [0] + [3] * 9 + [0, 0]
+    assert (room[:size] == POISON).all() and (room[2 * size :] == POISON).all()
+    transfer.scatter(ids, slots, layers=of, status=status.fill_(9), verify=Verify.NONE)
+    assert status.tolist() == [0] + [3] * 9 + [0, 0]
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_gather_says_which_segments_had_an_id_that_names_nothing(layers: int) -> None:
     """One layer's launch takes its table along, three layers' is on the device."""
@@ -386,6 +440,8 @@ def test_copy_engines_take_any_number_of_runs_in_the_stream_s_order(where: str, 
     expected = pages.clone()
 
     def there_and_back() -> None:
+        # All is in the queues when the first copy starts: who does not wait for another stream is too early.
+        torch.cuda._sleep(200_000_000)
         transfer.gather(ids, slots, mover=tk.Mover.COPY_ENGINE)
         packed_pages.copy_(window, non_blocking=True)
         pages.fill_(POISON)

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,14 @@ class Answers:
         first_token_seconds: of each prompt, from when it was given.
         hit_tokens: of each prompt, those that were not computed.
         tokens: of each prompt, the answer.
+        token_seconds: of each prompt, from one token to the next, on average; empty where not measured.
     """
 
     seconds: float
     first_token_seconds: list[float]
     hit_tokens: list[int]
     tokens: list[list[int]]
+    token_seconds: list[float] = field(default_factory=list)
 
 
 def alone() -> None:
@@ -175,6 +177,10 @@ def answer(llm: Any, prompts: list[list[int]], max_tokens: int, *, at_once: bool
         first_token_seconds=[output.metrics.first_token_latency for output in outputs],
         hit_tokens=[output.num_cached_tokens or 0 for output in outputs],
         tokens=[list(output.outputs[0].token_ids) for output in outputs],
+        token_seconds=[
+            (output.metrics.last_token_ts - output.metrics.first_token_ts) / max(1, max_tokens - 1)
+            for output in outputs
+        ],
     )
 
 
