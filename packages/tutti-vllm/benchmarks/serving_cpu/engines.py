@@ -6,10 +6,14 @@ Run as a program this is the other end: it reads what to start and what to ask f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,18 +133,37 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
         self._send(arguments)
 
-    def ask(self, prompts: list[list[int]], max_tokens: int, *, at_once: bool) -> Answers:
-        """Return the greedy answers. Raises RuntimeError with the engine's output if it ended."""
-        self._send({"prompts": prompts, "max_tokens": max_tokens, "at_once": at_once})
+    def _listen(self) -> None:
         assert self._process.stdout is not None
-        output = []
         for line in self._process.stdout:
-            if line.startswith(MARK):
-                return Answers(**json.loads(line.removeprefix(MARK)))
-            output.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(
+        self, prompts: list[list[int]], max_tokens: int, *, at_once: bool, timeout: float = 3600.0
+    ) -> Answers:
+        """Return the greedy answers.
+
+        Raises RuntimeError with the engine's output if it ended, or has not answered within ``timeout``
+        seconds: then it is killed.
+        """
+        self._send({"prompts": prompts, "max_tokens": max_tokens, "at_once": at_once})
+        output = []
+        deadline = time.monotonic() + timeout
+        try:
+            while (line := self._lines.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+                if line.startswith(MARK):
+                    return Answers(**json.loads(line.removeprefix(MARK)))
+                output.append(line)
+        except queue.Empty:
+            os.killpg(self._process.pid, signal.SIGKILL)  # vLLM's engine is a process of its own
+            raise RuntimeError(f"no answer within {timeout:.0f} s, killed:\n{''.join(output)}") from None
         raise RuntimeError(f"the engine ended with code {self._process.wait()}:\n{''.join(output)}")
 
     def forget(self) -> None:
@@ -149,7 +172,10 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the engine."""
-        self._process.communicate()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -78,6 +78,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host-bytes", type=int, default=32 << 30, help="the peers' host memory")
     parser.add_argument("--memory", type=float, default=0.2, help="vLLM's gpu_memory_utilization, of each")
     parser.add_argument("--kv-bytes", type=int, default=10 << 30, help="HBM of each engine's KV cache")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for an answer or a start")
+    parser.add_argument("--fs-rounds", type=int, default=2, help="rounds that vLLM's file-system tier sees")
     parser.add_argument("--settings", default="{}", help="more settings of Tutti, as JSON")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -94,7 +96,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="tutti-serving-", dir=options.folder) as folder:
         place = Place(Path(folder), options.capacity, options.host_bytes, json.loads(options.settings))
-        fleet = Fleet(place, options.lengths, options.memory, options.kv_bytes)
+        fleet = Fleet(place, options.lengths, options.memory, options.kv_bytes, options.patience)
         try:
             run(fleet, options, save, result)
         finally:

@@ -28,6 +28,7 @@ class Fleet:
         lengths: tokens of the prompts that the engines must be able to take.
         memory: vLLM's ``gpu_memory_utilization`` of one engine.
         kv_bytes: HBM of one engine's KV cache.
+        patience: seconds for one answer, and for a start.
         failed: what was the last word of systems that could not be used.
     """
 
@@ -35,6 +36,7 @@ class Fleet:
     lengths: list[int]
     memory: float
     kv_bytes: int
+    patience: float
     running: dict[str, engines.EngineProcess] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -63,7 +65,7 @@ class Fleet:
         if system not in self.running:
             return None
         try:
-            return self.running[system].ask(what, tokens, at_once=at_once)
+            return self.running[system].ask(what, tokens, at_once=at_once, timeout=self.patience)
         except (RuntimeError, BrokenPipeError) as error:
             self.running.pop(system).close()
             self.failed[system] = str(error)[-3000:]

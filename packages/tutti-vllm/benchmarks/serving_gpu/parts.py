@@ -55,6 +55,8 @@ def first_tokens(
     each_twice: bool = False,
 ) -> None:
     """Ask for prompts of all lengths, one after the other."""
+    if system == "fs" and seed > options.fs_rounds:
+        return
     fleet.ask(system, prompts([WAKE], -2 - seed), 4)  # an idle machine wakes slowly
     answers = []
     for prompt in prompts(options.lengths, seed):

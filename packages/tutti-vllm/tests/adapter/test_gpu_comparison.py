@@ -45,7 +45,7 @@ class Engine:
         self.mark = Path(extra["root"]) / "used" if self.name == "tutti" else None
         self.warm = self.mark is not None and self.mark.exists()
 
-    def ask(self, prompts, max_tokens, *, at_once):
+    def ask(self, prompts, max_tokens, *, at_once, timeout):
         from engines import Answers
 
         Engine.asked.append((self.name, len(prompts[0])))
