@@ -112,7 +112,14 @@ def wait_for_quiet(folder: Path) -> None:
 class EngineProcess:
     """A running engine that answers prompts one after the other or all at once."""
 
-    def __init__(self, model: Path, connector: dict[str, Any] | None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        connector: dict[str, Any] | None,
+        *,
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         arguments: dict[str, Any] = {
             "model": str(model),
             "dtype": "float32",
@@ -128,7 +135,7 @@ class EngineProcess:
         path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": path} | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "serving_cpu"))
 import engines
 
-__all__ = ["SYSTEMS", "Place", "connector", "engine_options"]
+__all__ = ["SHAPE_8B", "SYSTEMS", "Place", "connector", "engine_options"]
 
 SHAPE_8B = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 if not FOLDER.is_dir():
     pytest.skip("benchmarks are not part of the installed package", allow_module_level=True)
 
-MODULES = ("engines", "systems", "fleet", "report", "parts", "compare")
+MODULES = ("engines", "systems", "fleet", "report", "parts", "compare", "families")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def compare(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER / "serving_gpu"))
     module = importlib.import_module("compare")
     engines = sys.modules["engines"]
-    Engine.asked, Engine.dies = [], None
+    Engine.asked, Engine.dies, Engine.lies = [], None, False
     monkeypatch.setattr(engines, "EngineProcess", Engine)
     monkeypatch.setattr(engines, "wait_for_quiet", lambda folder: None)
     yield module
@@ -35,6 +35,7 @@ class Engine:
 
     asked: list[tuple[str, int]] = []
     dies: str | None = None
+    lies = False
 
     def __init__(self, model, connector, **options):
         extra = {} if connector is None else connector["kv_connector_extra_config"]
@@ -58,7 +59,7 @@ class Engine:
             seconds=seconds,
             first_token_seconds=[seconds] * len(prompts),
             hit_tokens=[len(prompt) - 1 if self.warm else 0 for prompt in prompts],
-            tokens=[[prompt[0]] * max_tokens for prompt in prompts],
+            tokens=[[prompt[0] + (self.warm and Engine.lies)] * max_tokens for prompt in prompts],
             token_seconds=[0.02 if self.name == "tutti" else 0.01] * len(prompts),
         )
 
@@ -104,3 +105,17 @@ def test_an_engine_that_ends_is_left_out_and_named(compare, monkeypatch, tmp_pat
     assert code == 1 and "code 1" in result["failed"]["fs"]
     printed = capsys.readouterr().out
     assert "| tutti, restarted |" in printed and "fs" not in printed
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_every_family_is_compared_with_vllm_alone(compare, monkeypatch, tmp_path, capsys, lies):
+    Engine.lies = lies
+    families = importlib.import_module("families")
+    arguments = ["--lengths", "100", "200", "--folder", str(tmp_path), "--json", str(tmp_path / "f.json")]
+    monkeypatch.setattr(sys, "argv", ["families", *arguments])
+    assert families.main() == 0
+    printed = capsys.readouterr().out
+    answers = "computing True, restarted False" if lies else "same"
+    for name in families.FAMILIES:
+        assert f"| {name} | 1,000 / 1,000 | 500 / 500 | 298 of 300 | {answers} |" in printed
+    assert json.loads((tmp_path / "f.json").read_text())["deepseek, latent"]["restarted"]["hits"] == [99, 199]
