@@ -11,7 +11,7 @@ Four questions, each with its goal for a GPU:
   controllers filled by the CPU (`make_nvme_runtime`), in turns (0.90 and more).
 - host: microseconds of one submit(), for layers of 16 to 16384 slices (20 and less, the same for all).
 - gemm: how much longer matrix products take on another stream while teams read (3 % and less), by thread
-  blocks. With torch only.
+  blocks, at full and at a drive's rate; beside teams that only wait; beside the CPU's reads. With torch only.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from runtime_kit import Buffer, batch, request
 SEGMENT = 256 * 1024
 DRIVES = 4
 SECONDS = 120.0
+
+
+def in_short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def say(text: str) -> None:
@@ -169,42 +173,101 @@ def run_again(rig: LayerRig, layer: int) -> None:
     assert (rig.run(layer) == 0).all()
 
 
-def measure_gemm(place: Place, rounds: int) -> list[dict[str, float]]:
-    import torch
+def read_again(runtime: tr.Runtime, requests: np.ndarray) -> None:
+    handle = runtime.submit(requests, timeout=SECONDS).handle
+    assert handle is not None and (runtime.wait(handle, SECONDS).status == 0).all()
 
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    out = torch.empty_like(a)
-    stream = torch.cuda.Stream()
-    size = 64 * SEGMENT
-    address, kind, device = place.memory(size)
 
-    def products(while_waiting: Callable[[], None]) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(stream):
+class Products:
+    """Matrix products on a stream of their own; ``beside`` is called again and again until they are done."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.a)
+        self.stream = torch.cuda.Stream()
+        self.milliseconds(lambda: None)
+
+    def milliseconds(self, beside: Callable[[], None]) -> float:
+        events = self.torch.cuda.Event
+        begin, end = events(enable_timing=True), events(enable_timing=True)
+        with self.torch.cuda.stream(self.stream):
             begin.record()
             for _ in range(40):
-                torch.mm(a, a, out=out)
+                self.torch.mm(self.a, self.a, out=self.out)
             end.record()
         while not end.query():
-            while_waiting()
+            beside()
         return float(begin.elapsed_time(end))
 
-    products(lambda: None)
-    rows = []
-    for blocks in (1, 2, 4, 8):
-        alone, beside = [], []
-        for turn in range(rounds):
-            say(f"gemm: {blocks} block(s), round {turn + 1}/{rounds}")
-            alone.append(products(lambda: time.sleep(0.0001)))
-            rig = place.rig(queues=2, blocks=blocks)
-            window = rig.layers.add_window(address, size, kind, device)
-            layer = rig.layers.add_layer("read", rig.slices(window, 64, SEGMENT))
-            rig.run(layer)
-            beside.append(products(partial(run_again, rig, layer)))
-            rig.close()
-        slower = statistics.median(b / a - 1 for a, b in zip(alone, beside, strict=True))
-        rows.append({"blocks": blocks, "alone_ms": statistics.median(alone), "slower": slower})
-    return rows
+
+def beside_teams(place: Place, blocks: int, drive: dict[str, Any], bytes_: int) -> tuple[Any, Any]:
+    """Teams that read ``bytes_`` a layer; what to call, and what to call at the end."""
+    rig = LayerRig(
+        {"execution": "cuda", "queues": 2, "blocks": blocks}, place.drive | drive, DRIVES, space=16 * MIB
+    )
+    address, kind, device = place.memory(bytes_)
+    window = rig.layers.add_window(address, bytes_, kind, device)
+    count = max(bytes_ // SEGMENT, 1)
+    layer = rig.layers.add_layer("read", rig.slices(window, count, bytes_ // count))
+    rig.run(layer)
+    return partial(run_again, rig, layer), rig.close
+
+
+def beside_cpu(place: Place, drive: dict[str, Any], bytes_: int) -> tuple[Any, Any]:
+    """The same drives, filled by the CPU."""
+    specs = [
+        {"transport": "soft", "name": f"disk{i}", "memory_bytes": 16 * MIB} | place.drive | drive
+        for i in range(DRIVES)
+    ]
+    runtime = tr.make_nvme_runtime(controllers=specs, queues=2)
+    address, kind, device = place.memory(bytes_)
+    memory = runtime.register_memory(address, bytes_, kind=kind, device=None if device < 0 else device)
+    targets = [runtime.open(f"nvme://disk{i}/1") for i in range(DRIVES)]
+    rows = [
+        request(tr.READ, memory, i * SEGMENT, targets[i % DRIVES], i // DRIVES * SEGMENT, SEGMENT)
+        for i in range(bytes_ // SEGMENT)
+    ]
+    return partial(read_again, runtime, batch(*rows)), partial(runtime.shutdown, SECONDS)
+
+
+def measure_gemm(place: Place, rounds: int) -> list[dict[str, Any]]:
+    """Each way in turns with nothing beside.
+
+    ``wait``: teams whose drives take 20 ms, so that they look at queues and move next to nothing. ``paced``:
+    drives that give 7.5 GB/s each. ``full``: as fast as the soft controllers copy.
+    """
+    products = Products()
+    paced, late, size = {"bandwidth": 7.5e9}, {"latency": 0.02}, 64 * SEGMENT
+    ways: list[tuple[str, int, Callable[[], tuple[Any, Any]]]] = [
+        ("cpu full", 0, lambda: beside_cpu(place, {}, size)),
+        ("cpu paced", 0, lambda: beside_cpu(place, paced, size)),
+    ]
+    for blocks in (1, 4, 8):
+        ways += [
+            ("teams wait", blocks, partial(beside_teams, place, blocks, late, 4096)),
+            ("teams paced", blocks, partial(beside_teams, place, blocks, paced, size)),
+            ("teams full", blocks, partial(beside_teams, place, blocks, {}, size)),
+        ]
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {way[:2]: [] for way in ways}
+    for turn in range(rounds):
+        for name, blocks, make in ways:
+            say(f"gemm: {name}, {blocks} block(s), round {turn + 1}/{rounds}")
+            alone = products.milliseconds(lambda: time.sleep(0.0001))
+            beside, end = make()
+            times[name, blocks].append((alone, products.milliseconds(beside)))
+            end()
+    return [
+        {
+            "way": name,
+            "blocks": blocks,
+            "alone_ms": statistics.median(alone for alone, _ in pairs),
+            "slower": statistics.median(beside / alone - 1 for alone, beside in pairs),
+        }
+        for (name, blocks), pairs in times.items()
+    ]
 
 
 def main() -> None:
@@ -229,7 +292,8 @@ def main() -> None:
         report[name] = ask()
         print(name)
         for row in report[name] if isinstance(report[name], list) else [report[name]]:
-            print("   ", ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+            said = (f"{key} {in_short(value)}" for key, value in row.items())
+            print("   ", ", ".join(said), flush=True)
         if options.json:  # what was measured is kept, whatever comes next
             options.json.write_text(json.dumps(report, indent=2))
 

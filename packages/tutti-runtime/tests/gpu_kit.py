@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A little of the CUDA driver by ctypes: streams, events, device memory and copies. Also for the benchmark.
 
-Every call makes its device's context current and restores the caller's. Nothing waits for a device without a
-limit.
+Every call makes its device's context current and restores the caller's. Nothing but what says so waits for a
+device without a limit.
 """
 
 from __future__ import annotations
@@ -87,6 +87,17 @@ class Gpu:
 
     def malloc(self, size: int) -> int:
         return self._make("cuMemAlloc_v2", self._memory, ctypes.c_size_t(size))
+
+    def free(self, address: int) -> None:
+        """Give memory back, which waits for all that runs on the device."""
+        self._memory.remove(address)
+        with self.current():
+            self.driver.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def wait_for_everything(self) -> None:
+        """Wait for all that runs on the device: without a limit, as the driver has none."""
+        with self.current():
+            self.driver.call("cuCtxSynchronize")
 
     def record(self, stream: int) -> int:
         """A new event (without times) behind all that is on the stream."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,13 +58,13 @@ def rigs(gpu: Gpu) -> Iterator[Rigs]:
         rig.close()
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("linger", [0.0, 0.002])
 @pytest.mark.parametrize(
     "drive",
     [{}, {"mdts_bytes": 8192, "lba_bytes": 4096}, {"dma_granule": 65536, "sgl": True}, {"dma_granule": 4096}],
 )
 def test_bytes_go_to_device_memory_and_back(
-    drive: dict[str, Any], persistent: bool, rigs: Rigs, gpu: Gpu
+    drive: dict[str, Any], linger: float, rigs: Rigs, gpu: Gpu
 ) -> None:
     count, length = 60, 64 * 1024
     size = count * length
@@ -72,7 +73,7 @@ def test_bytes_go_to_device_memory_and_back(
     first, second, stream = gpu.malloc(size), gpu.malloc(size), gpu.stream()
     gpu.copy_in(stream, first, host.address, size)
     assert gpu.idle(stream, 60)
-    rig = rigs(2, drive, persistent=persistent, queues=3)
+    rig = rigs(2, drive, linger=linger, queues=3)
     layers = rig.layers
     source = layers.add_window(first, size, kind="device", device=gpu.ordinal)
     target = layers.add_window(second, size, kind="device", device=gpu.ordinal)
@@ -92,7 +93,7 @@ def test_a_stream_that_waits_for_the_word_sees_the_bytes(rigs: Rigs, gpu: Gpu) -
     size = count * length
     host, back = Buffer(size), cuda.allocate_pinned(size, device=gpu.ordinal)
     device, stream = gpu.malloc(size), gpu.stream()
-    rig = rigs(4, persistent=True, queues=2)
+    rig = rigs(4, queues=2)
     layers = rig.layers
     source = layers.add_window(host.address, size)
     target = layers.add_window(device, size, kind="device", device=gpu.ordinal)
@@ -115,7 +116,7 @@ def test_a_stream_that_waits_for_the_word_sees_the_bytes(rigs: Rigs, gpu: Gpu) -
 
 def test_many_commands(rigs: Rigs) -> None:
     """TUTTI_NVME_COMMANDS=10000000 for the long run."""
-    rig = rigs(4, persistent=True, queues=4, queue_entries=256)
+    rig = rigs(4, queues=4, queue_entries=256)
     buffer = Buffer(16 * MIB)
     count = 16384
     window = rig.layers.add_window(buffer.address, 16 * MIB)
@@ -125,6 +126,50 @@ def test_many_commands(rigs: Rigs) -> None:
     counters = rig.layers.counters()
     assert counters["commands"] >= COMMANDS
     assert counters["strays"] == counters["remade"] == counters["resets"] == 0
+
+
+def idle_engine(rig: LayerRig, gpu: Gpu) -> int:
+    window = rig.layers.add_window(gpu.malloc(MIB), MIB, kind="device", device=gpu.ordinal)
+    layer = rig.layers.add_layer("read", rig.slices(window, MIB // PAGE, PAGE))
+    assert (rig.run(layer) == 0).all()
+    return layer
+
+
+def pin_and_unpin(gpu: Gpu) -> None:
+    with cuda.allocate_pinned(MIB, device=gpu.ordinal):
+        pass
+
+
+def test_what_waits_for_the_whole_device_ends_beside_an_idle_engine(rigs: Rigs, gpu: Gpu) -> None:
+    rig = rigs(2)
+    layer = idle_engine(rig, gpu)
+    for _ in range(3):
+        gpu.wait_for_everything()
+        pin_and_unpin(gpu)
+        gpu.free(gpu.malloc(MIB))
+        assert (rig.run(layer) == 0).all()
+
+
+def test_what_waits_for_the_whole_device_ends_beside_a_loaded_engine(rigs: Rigs, gpu: Gpu) -> None:
+    rig = rigs(2, linger=1.0, stay=0.02)
+    layer = idle_engine(rig, gpu)
+    stopping = threading.Event()
+
+    def keep_busy() -> None:
+        while not stopping.is_set():
+            rig.run(layer)
+
+    worker = threading.Thread(target=keep_busy)
+    worker.start()
+    try:
+        for _ in range(3):
+            gpu.wait_for_everything()
+            pin_and_unpin(gpu)
+            gpu.free(gpu.malloc(MIB))
+    finally:
+        stopping.set()
+        worker.join()
+    assert (rig.run(layer) == 0).all()
 
 
 FAULTS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -142,10 +187,10 @@ FAULTS: dict[str, tuple[dict[str, Any], int | None]] = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("linger", [0.0, 0.002])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_in_time_and_the_next_layer_works(
-    fault: str, persistent: bool, rigs: Rigs, gpu: Gpu
+    fault: str, linger: float, rigs: Rigs, gpu: Gpu
 ) -> None:
     rule, wanted = FAULTS[fault]
     count = 200
@@ -153,7 +198,7 @@ def test_a_fault_ends_in_time_and_the_next_layer_works(
     host, back = Buffer(size), Buffer(size)
     host.fill_random(1)
     device, stream = gpu.malloc(size), gpu.stream()
-    rig = rigs(persistent=persistent, command_timeout=0.5, retry_after=0.0, window_commands=64)
+    rig = rigs(linger=linger, command_timeout=0.5, retry_after=0.0, window_commands=64)
     source = rig.layers.add_window(host.address, size)
     target = rig.layers.add_window(device, size, kind="device", device=gpu.ordinal)
     assert (rig.run(rig.layers.add_layer("write", rig.slices(source, count, PAGE))) == 0).all()

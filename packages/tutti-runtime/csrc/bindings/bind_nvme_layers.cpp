@@ -35,6 +35,8 @@ std::unique_ptr<LayerEngine> make_layers(const py::kwargs& values) {
   double admin_timeout = 2;
   double command_timeout = 5;
   double retry_after = 1;
+  double linger = engine.linger.count();
+  double stay = engine.stay.count();
   settings.take("execution", execution);
   settings.take("device", device);
   settings.take("blocks", blocks);
@@ -44,13 +46,16 @@ std::unique_ptr<LayerEngine> make_layers(const py::kwargs& values) {
   settings.take("window_bytes", engine.window_bytes);
   settings.take("ring_entries", engine.ring_entries);
   settings.take("sgl", engine.sgl);
-  settings.take("persistent", engine.persistent);
+  settings.take("linger", linger);
+  settings.take("stay", stay);
   settings.take("admin_timeout", admin_timeout);
   settings.take("command_timeout", command_timeout);
   settings.take("retry_after", retry_after);
   settings.require_empty();
   engine.command_timeout = Duration(command_timeout);
   engine.retry_after = Duration(retry_after);
+  engine.linger = Duration(linger);
+  engine.stay = Duration(stay);
   options.admin_timeout = Duration(admin_timeout);
   options.max_queues = engine.queues;
   const bool on_gpu = pick<bool>("execution", execution, {{"cpu", false}, {"cuda", true}});

@@ -19,7 +19,7 @@ CudaLaunch load() {
   library.require(table.memset_d8, "cuMemsetD8Async");
   library.require(table.memcpy_to_device, "cuMemcpyHtoDAsync_v2");
   library.require(table.memcpy_to_host, "cuMemcpyDtoHAsync_v2");
-  library.require(table.stream_create, "cuStreamCreate");
+  library.require(table.stream_create, "cuStreamCreateWithPriority");
   library.require(table.stream_query, "cuStreamQuery");
   library.require(table.stream_synchronize, "cuStreamSynchronize");
   library.require(table.stream_destroy, "cuStreamDestroy_v2");
@@ -33,9 +33,9 @@ const CudaLaunch& cuda_launch() {
   return table;
 }
 
-WorkStream::WorkStream(int device) : driver_(cuda_launch()), context_(device) {
+WorkStream::WorkStream(int device, int priority) : driver_(cuda_launch()), context_(device) {
   const ScopedContext current(context_.get());
-  check("cuStreamCreate", driver_.stream_create(&stream_, kCuStreamNonBlocking));
+  check("cuStreamCreateWithPriority", driver_.stream_create(&stream_, kCuStreamNonBlocking, priority));
 }
 
 WorkStream::~WorkStream() {

@@ -39,8 +39,9 @@ class NvmeLayers:
     ``queues`` of each controller, a team each (2); ``queue_entries`` (256); ``window_commands`` (0: what the
     queues take) and ``window_bytes`` (64 MiB) under way on a controller at once; ``ring_entries``, layers
     submitted and not done (64); ``command_timeout``, ``admin_timeout``, ``retry_after`` in seconds; ``sgl``;
-    ``persistent`` (True): the teams stay between layers. On a GPU nothing that waits for the whole device
-    ends while they do.
+    ``linger`` (0.002): seconds that teams without work look for more before they leave, and the next submit
+    starts them again; ``stay`` (0.05): seconds after which they leave though there is more. On a GPU nothing
+    that waits for the whole device ends while they are there. Both are 1 at most.
 
     Raises ``ValueError`` for a setting, ``OSError`` for a controller or device that does not come up.
     """

@@ -33,7 +33,8 @@ _LAYERS: dict[str, tuple[int, int] | type] = {
     "window_bytes": (1, _HUGE),
     "ring_entries": (1, 4096),
     "sgl": bool,
-    "persistent": bool,
+    "linger": float,
+    "stay": float,
     "device": (0, 1023),
     "blocks": (1, 8),
 }

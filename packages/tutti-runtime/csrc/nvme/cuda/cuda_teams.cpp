@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
 constexpr std::uint64_t kLine = 128;
+// Few blocks, which a queue of other kernels' blocks must not hold up.
+constexpr int kBeforeOthers = -100;
 constexpr std::uint32_t kMostWarps = 8;  // of a block; the kernel is compiled for them
 
 /// Host memory that the device sees under the same address.
@@ -78,12 +80,14 @@ class CudaTeams final : public TeamHost {
       : device_(device),
         blocks_(blocks),
         driver_(shim::cuda_launch()),
-        work_(device),
+        work_(device, kBeforeOthers),
         copies_(device),
-        answers_(device) {
+        answers_(device, kBeforeOthers) {
     const shim::ScopedContext current(work_.context());
     shim::check("cuModuleLoadData", driver_.module_load_data(&module_, kernel_image()));
     shim::check("cuModuleGetFunction", driver_.module_get_function(&kernel_, module_, "tutti_nvme_serve"));
+    shim::check("cuModuleGetFunction", driver_.module_get_function(&answer_, module_, "tutti_nvme_answer"));
+    warm_up();
   }
   ~CudaTeams() override {
     if (shim::cuda().context_push(work_.context()) != shim::kCuSuccess) {
@@ -143,23 +147,16 @@ class CudaTeams final : public TeamHost {
     finish();
   }
 
-  void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count) override {
+  void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count, std::uint64_t until) override {
     const shim::ScopedContext current(work_.context());
     const std::uint32_t blocks = std::min(std::max(blocks_, (count + kMostWarps - 1) / kMostWarps), count);
     const std::uint32_t warps = (count + blocks - 1) / blocks;
-    LayerRing by_value = ring;
-    void* parameters[] = {&by_value, static_cast<void*>(&lanes), &count};
-    shim::check("cuLaunchKernel", driver_.launch_kernel(kernel_, blocks, 1, 1, warps * kTeamLanes, 1, 1, 0,
-                                                        work_.get(), parameters, nullptr));
+    launch(ring, lanes, count, until, blocks, warps * kTeamLanes);
   }
 
   void start_answering(const AnswerLane* lanes, std::uint32_t count, const std::uint32_t* stop) override {
     const shim::ScopedContext current(work_.context());
-    shim::CuFunction kernel = nullptr;
-    shim::check("cuModuleGetFunction", driver_.module_get_function(&kernel, module_, "tutti_nvme_answer"));
-    void* parameters[] = {static_cast<void*>(&lanes), &count, static_cast<void*>(&stop)};
-    shim::check("cuLaunchKernel", driver_.launch_kernel(kernel, count, 1, 1, kTeamLanes, 1, 1, 0,
-                                                        answers_.get(), parameters, nullptr));
+    launch_answers(lanes, count, stop, count);
   }
 
   void join() override {
@@ -179,6 +176,32 @@ class CudaTeams final : public TeamHost {
   }
 
  private:
+  /// A driver loads kernels, and makes what copies need, when they are first used, and may wait for the
+  /// device to be idle then. So they are used once while it is: later a drive's answer may depend on them.
+  void warm_up() {
+    launch({}, nullptr, 0, 0, 1, kTeamLanes);
+    launch_answers(nullptr, 0, nullptr, 1);
+    std::byte line[kLine]{};
+    std::byte* const place = local(kLine);
+    upload(place, line, kLine);
+    download(line, place, kLine);
+    join();
+  }
+
+  void launch(LayerRing ring, IssueLane* lanes, std::uint32_t count, std::uint64_t until,
+              std::uint32_t blocks, std::uint32_t threads) {
+    void* parameters[] = {&ring, static_cast<void*>(&lanes), &count, &until};
+    shim::check("cuLaunchKernel", driver_.launch_kernel(kernel_, blocks, 1, 1, threads, 1, 1, 0, work_.get(),
+                                                        parameters, nullptr));
+  }
+
+  void launch_answers(const AnswerLane* lanes, std::uint32_t count, const std::uint32_t* stop,
+                      std::uint32_t blocks) {
+    void* parameters[] = {static_cast<void*>(&lanes), &count, static_cast<void*>(&stop)};
+    shim::check("cuLaunchKernel", driver_.launch_kernel(answer_, blocks, 1, 1, kTeamLanes, 1, 1, 0,
+                                                        answers_.get(), parameters, nullptr));
+  }
+
   void finish() const {
     if (const int error = copies_.wait(); error != 0) {
       throw SystemError(error, "a copy to or from the device failed");
@@ -193,6 +216,7 @@ class CudaTeams final : public TeamHost {
   shim::WorkStream answers_;
   shim::CuModule module_ = nullptr;
   shim::CuFunction kernel_ = nullptr;
+  shim::CuFunction answer_ = nullptr;
   std::vector<std::unique_ptr<PinnedChunk>> pinned_chunks_;
   std::vector<shim::CuDevicePtr> device_chunks_;
   Bump pinned_;

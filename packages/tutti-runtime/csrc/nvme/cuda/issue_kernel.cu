@@ -7,12 +7,13 @@ using namespace tutti::runtime::nvme;
 
 /// Warp w of block b serves lane b * (warps of a block) + w.
 extern "C" __global__ __launch_bounds__(256, 1) void tutti_nvme_serve(LayerRing ring, IssueLane* lanes,
-                                                                      std::uint32_t count) {
+                                                                      std::uint32_t count,
+                                                                      std::uint64_t until) {
   const std::uint32_t warps = blockDim.x / kTeamLanes;
   const std::uint32_t which = blockIdx.x * warps + threadIdx.x / kTeamLanes;
   if (which < count) {
     WarpTeam<LaneState> team;
-    serve(team, ring, lanes + which);
+    serve(team, ring, lanes + which, until);
   }
 }
 

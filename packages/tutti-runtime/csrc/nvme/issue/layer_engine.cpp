@@ -35,7 +35,15 @@ void check(const LayerEngineSettings& settings, std::size_t controllers) {
     throw InvalidArgument("command_timeout=" + std::to_string(settings.command_timeout.count()) +
                           " must be seconds above 0 to 3600");
   }
+  for (const Duration each : {settings.linger, settings.stay}) {
+    if (!(each.count() >= 0 && each.count() <= 1)) {
+      throw InvalidArgument("linger and stay must be seconds from 0 to 1, not " +
+                            std::to_string(each.count()));
+    }
+  }
 }
+
+std::uint64_t to_ns(Duration seconds) { return static_cast<std::uint64_t>(seconds.count() * 1e9); }
 
 template <typename T>
 T* shared_array(TeamHost& teams, std::size_t count) {
@@ -68,8 +76,12 @@ LayerEngine::LayerEngine(std::vector<std::unique_ptr<Controller>> controllers,
   }
   tail_ = shared_array<std::uint64_t>(*teams_, 1);
   stop_ = shared_array<std::uint32_t>(*teams_, 1);
-  ring_ = {shared_array<LayerDescriptor>(*teams_, settings.ring_entries), settings.ring_entries, tail_,
-           stop_};
+  ring_ = {shared_array<LayerDescriptor>(*teams_, settings.ring_entries),
+           settings.ring_entries,
+           tail_,
+           stop_,
+           to_ns(settings.linger),
+           to_ns(settings.stay)};
   slot_layers_.resize(settings.ring_entries);
   try {
     make_lanes();
@@ -242,7 +254,7 @@ std::uint32_t LayerEngine::add_layer(IoOpcode opcode, std::span<const LayerSlice
   layer.form.status = local_array<std::int32_t>(*teams_, items.size());
   layer.form.host_status = layer.host_status;
   layer.form.done = shared_array<std::uint64_t>(*teams_, 1);
-  layer.form.timeout_ns = static_cast<std::uint64_t>(settings_.command_timeout.count() * 1e9);
+  layer.form.timeout_ns = to_ns(settings_.command_timeout);
   layer.form.teams_left = teams();
   layer.form.opcode = opcode;
   layers_.push_back(layer);
@@ -269,16 +281,8 @@ std::uint64_t LayerEngine::submit(std::uint32_t number) {
   ring_.slots[slot] = layer.form;
   slot_layers_[slot] = number;
   store_release(tail_, shown_);
-  if (!running_ || !settings_.persistent) {
-    start_teams();
-  }
+  teams_->start(ring_, lanes_, teams(), shown_);
   return shown_;
-}
-
-void LayerEngine::start_teams() {
-  store_release(stop_, settings_.persistent ? 0U : 1U);
-  teams_->start(ring_, lanes_, teams());
-  running_ = true;
 }
 
 bool LayerEngine::is_done(std::uint64_t ticket) const {
@@ -315,10 +319,6 @@ bool LayerEngine::wait(std::uint64_t ticket, Duration timeout) {
       return false;
     }
     recover();
-  }
-  if (!settings_.persistent && running_ && is_done(shown_)) {
-    teams_->join();
-    running_ = false;
   }
   return true;
 }
@@ -366,11 +366,10 @@ void LayerEngine::stop() {
   if (plays_) {
     store_release(played_out_, 1U);
   }
-  if (running_ || plays_) {
-    store_release(stop_, 1U);
-    running_ = plays_ = false;
-    teams_->join();
-  }
+  plays_ = false;
+  store_release(stop_, 1U);
+  teams_->join();
+  store_release(stop_, 0U);
 }
 
 }  // namespace tutti::runtime::nvme

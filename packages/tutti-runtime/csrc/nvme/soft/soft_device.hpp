@@ -72,6 +72,12 @@ class Device {
   /// After a window is gone: queues in it are lost.
   void check_queues();
   void set_bus_master(bool on) noexcept { bus_master_ = on; }
+  /// See Storage::warm_up(). @throws SystemError
+  void warm_up() {
+    for (const auto& each : namespaces_) {
+      each->warm_up();
+    }
+  }
   /// Not yet back after it was unplugged. Callable without the lock.
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
 

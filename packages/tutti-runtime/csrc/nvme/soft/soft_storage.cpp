@@ -16,6 +16,11 @@
 #include "tutti/runtime/error.hpp"
 
 namespace tutti::runtime::nvme::soft {
+namespace {
+
+constexpr std::uint64_t kBounceBytes = std::uint64_t{1} << 20;
+
+}  // namespace
 
 Storage::Storage(const SoftNamespace& settings, int device)
     : lba_bytes_(settings.lba_bytes), metadata_bytes_(settings.metadata_bytes), bytes_(settings.bytes) {
@@ -53,9 +58,10 @@ Storage::Storage(const SoftNamespace& settings, int device)
   if (device != kAnyDevice) {
     try {
       stream_ = std::make_unique<shim::WorkStream>(device);
-      if (memory_ != nullptr) {
-        pin_ = std::make_unique<detail::HostPin>(memory_, bytes_, device);
-      }
+      bounce_.resize(memory_ != nullptr ? 0 : kBounceBytes);
+      std::byte* const pinned = memory_ != nullptr ? memory_ : bounce_.data();
+      pin_ = std::make_unique<detail::HostPin>(pinned, memory_ != nullptr ? bytes_ : kBounceBytes, device);
+      warm_up();
     } catch (...) {
       close_all();
       throw;
@@ -105,25 +111,54 @@ bool Storage::write_image(std::uint64_t place, std::span<const std::byte> piece)
   return true;
 }
 
+void Storage::warm_up() {
+  if (stream_ == nullptr) {
+    return;
+  }
+  const shim::ScopedContext current(stream_->context());
+  const std::uint64_t most = memory_ != nullptr ? std::min(bytes_, kBounceBytes) : kBounceBytes;
+  std::byte* const host = memory_ != nullptr ? memory_ : bounce_.data();
+  shim::CuDevicePtr memory = 0;
+  shim::check("cuMemAlloc", shim::cuda_launch().mem_alloc(&memory, most));
+  auto* const device = reinterpret_cast<std::byte*>(memory);
+  int error = 0;
+  for (std::uint64_t size = most; error == 0 && size > 0; size = size > lba_bytes_ ? lba_bytes_ : 0) {
+    error = stream_->copy_to_device(device, host, size);
+    error = error != 0 ? error : stream_->copy_to_host(host, device, size);
+    error = error != 0 ? error : stream_->wait();
+  }
+  shim::cuda_launch().mem_free(memory);
+  if (error != 0) {
+    throw SystemError(error, "cannot copy between a soft controller's blocks and the device");
+  }
+}
+
+/// One copy, between the blocks or the bounce buffer and the device.
+bool Storage::copy(std::byte* host, std::span<std::byte> piece, bool read) noexcept {
+  return (read ? stream_->copy_to_device(piece.data(), host, piece.size())
+               : stream_->copy_to_host(host, piece.data(), piece.size())) == 0;
+}
+
+/// Through the bounce buffer, as much as it holds at a time.
+bool Storage::bounce(std::uint64_t place, std::span<std::byte> piece, bool read) noexcept {
+  while (!piece.empty()) {
+    const std::span<std::byte> part = piece.first(std::min(piece.size(), bounce_.size()));
+    const std::span<std::byte> host(bounce_.data(), part.size());
+    if ((read && !read_image(place, host)) || !copy(host.data(), part, read) || stream_->wait() != 0 ||
+        (!read && !write_image(place, host))) {
+      return false;
+    }
+    place += part.size();
+    piece = piece.subspan(part.size());
+  }
+  return true;
+}
+
 bool Storage::move_on_device(std::uint64_t place, const DataPieces& data, bool read) noexcept {
   try {
     const shim::ScopedContext current(stream_->context());
     for (const std::span<std::byte> piece : data.pieces) {
-      std::byte* host = memory_ + place;
-      if (memory_ == nullptr) {
-        bounce_.resize(std::max(bounce_.size(), piece.size()));
-        host = bounce_.data();
-      }
-      if (read && memory_ == nullptr && !read_image(place, {host, piece.size()})) {
-        return false;
-      }
-      const int error = read ? stream_->copy_to_device(piece.data(), host, piece.size())
-                             : stream_->copy_to_host(host, piece.data(), piece.size());
-      // The bounce buffer serves one piece at a time.
-      if (error != 0 || (memory_ == nullptr && stream_->wait() != 0)) {
-        return false;
-      }
-      if (!read && memory_ == nullptr && !write_image(place, {host, piece.size()})) {
+      if (memory_ != nullptr ? !copy(memory_ + place, piece, read) : !bounce(place, piece, read)) {
         return false;
       }
       place += piece.size();

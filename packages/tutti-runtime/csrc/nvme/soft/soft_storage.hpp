@@ -33,9 +33,16 @@ class Storage {
   [[nodiscard]] bool write(std::uint64_t place, const DataPieces& data) noexcept;
   [[nodiscard]] bool flush() noexcept;
 
+  /// Copies to and from the device once, on the thread that will. A driver makes what copies need when they
+  /// are first used, and may wait for the device then: for a kernel that waits for this drive.
+  /// @throws SystemError
+  void warm_up();
+
  private:
   void close_all() noexcept;
   [[nodiscard]] bool move_on_device(std::uint64_t place, const DataPieces& data, bool read) noexcept;
+  [[nodiscard]] bool copy(std::byte* host, std::span<std::byte> piece, bool read) noexcept;
+  [[nodiscard]] bool bounce(std::uint64_t place, std::span<std::byte> piece, bool read) noexcept;
   [[nodiscard]] bool read_image(std::uint64_t place, std::span<std::byte> piece) noexcept;
   [[nodiscard]] bool write_image(std::uint64_t place, std::span<const std::byte> piece) noexcept;
 
@@ -46,8 +53,8 @@ class Storage {
   std::byte* memory_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::unique_ptr<shim::WorkStream> stream_;  ///< with a device
-  std::unique_ptr<detail::HostPin> pin_;      ///< of the memory, so that copies run at the bus's rate
-  std::vector<std::byte> bounce_;             ///< between an image and a device
+  std::unique_ptr<detail::HostPin> pin_;      ///< of the memory or `bounce_`: no copy needs another stop
+  std::vector<std::byte> bounce_;             ///< pinned, between an image and a device
 };
 
 }  // namespace tutti::runtime::nvme::soft

@@ -129,6 +129,7 @@ class SoftTransportImpl final : public SoftTransport {
   SoftTransportImpl(const SoftSettings& settings, std::shared_ptr<SoftControl> control)
       : settings_(settings), shared_(std::make_shared<Shared>(settings, std::move(control))) {
     thread_ = detail::start_io_thread("tutti-softnvme", [this] { work(); });
+    ready_.wait(false, std::memory_order_acquire);
   }
   ~SoftTransportImpl() override { stop_thread(); }
 
@@ -226,6 +227,12 @@ class SoftTransportImpl final : public SoftTransport {
   }
 
   void work() noexcept {
+    try {
+      shared_->device.warm_up();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it could on another thread; data commands tell
+    }
+    ready_.store(true, std::memory_order_release);
+    ready_.notify_all();
     Backoff backoff;
     while (!stopping_.load(std::memory_order_acquire)) {
       if (step()) {
@@ -245,6 +252,7 @@ class SoftTransportImpl final : public SoftTransport {
 
   const SoftSettings settings_;
   std::shared_ptr<Shared> shared_;
+  std::atomic<bool> ready_{false};  ///< the thread has used the device once
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

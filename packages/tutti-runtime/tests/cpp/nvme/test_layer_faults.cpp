@@ -28,9 +28,9 @@ std::size_t failures(const std::vector<std::int32_t>& statuses) {
 }
 
 /// Reads 200 pages while one command meets `rule`, then without it. Bytes of items that say 0 must be right.
-void meets(const SoftRule& rule, bool fails, std::int32_t status, bool persistent = true) {
+void meets(const SoftRule& rule, bool fails, std::int32_t status, bool lingers = true) {
   LayerEngineSettings settings = quick(status == kItemTimedOut);
-  settings.persistent = persistent;
+  settings.linger = Duration(lingers ? 0.002 : 0);
   settings.window_commands = 12;  // so that completions that come twice find a place
   Bench bench(settings, hasty());
   constexpr std::uint32_t count = 200;

@@ -57,7 +57,7 @@ void rings_of_every_size() {
 
 void teams_that_start_anew() {
   LayerEngineSettings settings;
-  settings.persistent = false;
+  settings.linger = Duration(0);
   settings.queue_entries = 8;
   round_trip(settings, one_namespace(), 2, 200, kPage);
 }

@@ -29,10 +29,12 @@ struct LayerEngineSettings {
   std::uint32_t max_windows = 64;
   std::uint32_t max_places = 4096;  ///< on each drive
   bool sgl = true;                  ///< use SGLs where a controller takes them
-  /// Teams stay between layers. On a GPU nothing that waits for the whole device (cuMemFree,
-  /// cuCtxSynchronize, loading of a module) ends while they do. False: every submit starts them, and they end
-  /// once the ring is empty.
-  bool persistent = true;
+  /// How long teams without work look for more before they leave, 0 to 1 s; the next submit starts them
+  /// again. On a GPU nothing that waits for the whole device (cuMemFree, cuCtxSynchronize, loading of a
+  /// module) ends while they are there.
+  Duration linger{0.002};
+  Duration stay{
+      0.05};  ///< after which they leave even so, and whoever waits for the device has a turn, to 1 s
 };
 
 /// A slice of a place, as the caller names it.
@@ -119,7 +121,6 @@ class LayerEngine {
   };
 
   void make_lanes();
-  void start_teams();
   void check_slice(const LayerSlice& slice) const;
   [[nodiscard]] bool is_done(std::uint64_t ticket) const;
   [[nodiscard]] bool wait_done(std::uint64_t ticket, TimePoint deadline);
@@ -148,7 +149,6 @@ class LayerEngine {
   std::vector<Layer> layers_;
   std::vector<std::uint64_t> window_sizes_;
   TimePoint looked_;
-  bool running_ = false;
   bool down_ = false;  ///< a drive did not come back
   TimePoint retry_at_;
   LayerCounters counters_;

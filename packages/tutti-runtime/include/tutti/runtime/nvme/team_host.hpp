@@ -30,11 +30,12 @@ class TeamHost {
   /// Bytes of local memory, for tests of what is only there. @throws SystemError
   virtual void download(void* to, const std::byte* local, std::uint64_t size) = 0;
 
-  /// Starts a team on every lane. @throws SystemError
-  virtual void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count) = 0;
+  /// Starts a team on every lane, for the layers up to number `until`, behind those that were started before.
+  /// Does not wait for them. `ring` and `lanes` stay the same. @throws SystemError
+  virtual void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count, std::uint64_t until) = 0;
   /// Starts a team on every drive's side of a queue; it ends with `stop`.
   virtual void start_answering(const AnswerLane* lanes, std::uint32_t count, const std::uint32_t* stop) = 0;
-  /// Waits until all teams have ended: the ring must say stop. @throws SystemError when the device failed.
+  /// Waits until all teams have left. @throws SystemError when the device failed.
   virtual void join() = 0;
   /// 0, or the errno that stands for a failure of the device, after which no layer ends any more.
   [[nodiscard]] virtual int check() noexcept { return 0; }

@@ -28,7 +28,7 @@ struct CudaLaunch {
   CuResult (*memset_d8)(CuDevicePtr pointer, unsigned char value, std::size_t size, CuStream stream);
   CuResult (*memcpy_to_device)(CuDevicePtr to, const void* from, std::size_t size, CuStream stream);
   CuResult (*memcpy_to_host)(void* to, CuDevicePtr from, std::size_t size, CuStream stream);
-  CuResult (*stream_create)(CuStream* stream, unsigned flags);
+  CuResult (*stream_create)(CuStream* stream, unsigned flags, int priority);
   CuResult (*stream_query)(CuStream stream);
   CuResult (*stream_synchronize)(CuStream stream);
   CuResult (*stream_destroy)(CuStream stream);
@@ -40,8 +40,9 @@ struct CudaLaunch {
 /// A stream of a device's primary context, with what is copied on it. For one thread at a time.
 class WorkStream {
  public:
+  /// `priority`: 0, or below for what runs before others; cut to what the device has.
   /// @throws InvalidArgument, SystemError
-  explicit WorkStream(int device);
+  explicit WorkStream(int device, int priority = 0);
   ~WorkStream();
   WorkStream(const WorkStream&) = delete;
   WorkStream& operator=(const WorkStream&) = delete;

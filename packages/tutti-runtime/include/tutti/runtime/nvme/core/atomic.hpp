@@ -40,4 +40,16 @@ TUTTI_HD std::uint32_t exchange(std::uint32_t* word, std::uint32_t value) noexce
 #endif
 }
 
+/// The smaller of the two stays. Orders nothing.
+TUTTI_HD void keep_smaller(std::uint64_t* word, std::uint64_t value) noexcept {
+#if defined(__CUDA_ARCH__)
+  asm volatile("red.min.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#else
+  std::atomic_ref<std::uint64_t> kept(*word);
+  std::uint64_t seen = kept.load(std::memory_order_relaxed);
+  while (value < seen && !kept.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+#endif
+}
+
 }  // namespace tutti::runtime::nvme

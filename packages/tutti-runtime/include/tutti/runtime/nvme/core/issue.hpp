@@ -26,6 +26,7 @@ struct LaneState {
   Completion entry{};
   bool fresh = false;        ///< `entry` is new
   std::uint32_t closes = 0;  ///< item of `entry`
+  std::uint64_t offset = 0;  ///< in it, of the command of `entry`
   std::uint32_t gone = 0;    ///< commands given up
   std::uint64_t gone_bytes = 0;
 };
@@ -36,11 +37,15 @@ class LayerRun {
  public:
   TUTTI_HD LayerRun(Team& team, IssueLane& lane, const LayerDescriptor& layer)
       : team_(team), lane_(lane), layer_(layer), range_(layer.ranges[lane.drive]) {
+    place_ = (lane.index + layer.turn) % lane.count;
     const std::uint32_t above = range_.count + lane.count - 1;
-    mine_ = above < lane.index ? 0 : (above - lane.index) / lane.count;
+    mine_ = above < place_ ? 0 : (above - place_) / lane.count;
   }
 
   TUTTI_HD void run() {
+    if (lane_.lost == 0) {
+      lane_.lost = told();  // before the first doorbell: the queue may be gone
+    }
     if (lane_.lost != 0) {
       abandon();
     }
@@ -67,8 +72,13 @@ class LayerRun {
            team_.vote([](std::uint32_t, LaneState& state) { return state.busy; }) == 0;
   }
 
+  /// An errno, when the host says that everything under way is to be given up.
+  [[nodiscard]] TUTTI_HD std::uint32_t told() {
+    return static_cast<std::uint32_t>(team_.lead([&] { return std::uint64_t{load_relaxed(lane_.control)}; }));
+  }
+
   [[nodiscard]] TUTTI_HD std::uint32_t number_of(std::uint32_t which) const {
-    return range_.first + lane_.index + which * lane_.count;
+    return range_.first + place_ + which * lane_.count;
   }
 
   TUTTI_HD void set_status(std::uint32_t item, std::uint32_t status) {
@@ -79,15 +89,36 @@ class LayerRun {
     }
   }
 
-  /// One command of the item is over, or no more of them come. The last one settles its status.
-  TUTTI_HD void close(std::uint32_t item, std::uint32_t error) {
+  /// The item is over. A host that looks before the layer is done sees all that was before.
+  TUTTI_HD void settle(std::uint32_t item, std::uint64_t failure, std::uint32_t given_up) {
+    const auto error = failure == kNoFailure ? 0U : static_cast<std::uint32_t>(failure & 0xffffU);
+    if (layer_.host_good == nullptr) {
+      set_status(item, error);
+      return;
+    }
+    const std::uint32_t place = layer_.items[item].status;
+    store_relaxed(reinterpret_cast<std::uint32_t*>(layer_.status + place), error);
+    if (error != 0) {
+      store_relaxed(layer_.host_good + place, failure >> 16);
+    }
+    store_release(reinterpret_cast<std::uint32_t*>(layer_.host_status + place), error | given_up);
+  }
+
+  /// One command of the item, which begins at `offset` in it, is over, or no more of them come. The last one
+  /// settles its status.
+  TUTTI_HD void close(std::uint32_t item, std::uint32_t error, std::uint64_t offset) {
     ItemProgress& progress = layer_.progress[item];
-    if (error != 0 && load_relaxed(&progress.error) == 0) {
-      store_relaxed(&progress.error, error);
+    if (error != 0) {
+      keep_smaller(&progress.failure, (offset << 16) | error);
     }
     if (fetch_add(&progress.open, 0xffffffffU) == 1) {
-      set_status(item, load_relaxed(&progress.error));
+      settle(item, load_relaxed(&progress.failure), load_relaxed(&progress.given_up));
     }
+  }
+
+  /// Bytes of the lane's item before those that were not cut yet.
+  [[nodiscard]] TUTTI_HD std::uint64_t cut_so_far(const LaneState& state) const {
+    return layer_.items[state.item].length - state.splitter.left;
   }
 
   TUTTI_HD void begin(LaneState& state, std::uint32_t item) {
@@ -102,7 +133,8 @@ class LayerRun {
     state.splitter.left = wanted.length;
     state.busy = true;
     state.ready = false;
-    store_relaxed(&layer_.progress[item].error, 0U);
+    store_relaxed(&layer_.progress[item].failure, kNoFailure);
+    store_relaxed(&layer_.progress[item].given_up, 0U);
     store_relaxed(&layer_.progress[item].open, 1U);
     set_status(item, kItemUnderWay);
   }
@@ -110,7 +142,8 @@ class LayerRun {
   /// Cuts the next command; what has failed goes no further.
   TUTTI_HD void cut(LaneState& state) {
     std::uint32_t error = 0;
-    if (load_relaxed(&layer_.progress[state.item].error) == 0) {
+    const std::uint64_t offset = cut_so_far(state);
+    if (load_relaxed(&layer_.progress[state.item].failure) == kNoFailure) {
       const SplitStep step = state.splitter.next(state.piece);
       if (step == SplitStep::kPiece) {
         state.ready = true;
@@ -119,7 +152,7 @@ class LayerRun {
       error = step == SplitStep::kNoBlock ? kItemNoBlock : step == SplitStep::kNoMemory ? kItemNoMemory : 0;
     }
     state.busy = false;
-    close(state.item, error);
+    close(state.item, error, offset);
   }
 
   TUTTI_HD void take_items() {
@@ -188,6 +221,7 @@ class LayerRun {
     Flight& flight = lane_.flights[slot];
     flight.issued_ns = now;
     flight.bytes = state.piece.length;
+    flight.offset = cut_so_far(state) - state.piece.length;
     store_relaxed(&flight.item, state.item);
     fetch_add(&layer_.progress[state.item].open, 1);
     lane_.sq.entries[(lane_.sq.tail + rank) % lane_.sq.depth] =
@@ -220,7 +254,7 @@ class LayerRun {
     team_.each([&](std::uint32_t i, LaneState& state) {
       if (bit(good, i)) {
         free_id(cid_of(state.entry), bits_below(good, i));
-        close(state.closes, static_cast<std::uint32_t>(to_errno(status_of(state.entry))));
+        close(state.closes, static_cast<std::uint32_t>(to_errno(status_of(state.entry))), state.offset);
       }
     });
     if (good != 0) {
@@ -253,7 +287,9 @@ class LayerRun {
     if (sq_id_of(state.entry) != lane_.queue_id || !head_is_possible || !lane_.ids.owns(cid)) {
       return false;
     }
-    state.closes = exchange(&lane_.flights[lane_.ids.slot_of(cid)].item, kNoItem);
+    Flight& flight = lane_.flights[lane_.ids.slot_of(cid)];
+    state.offset = flight.offset;
+    state.closes = exchange(&flight.item, kNoItem);
     return state.closes != kNoItem;
   }
 
@@ -266,8 +302,7 @@ class LayerRun {
 
   /// Deadlines, and what the host says.
   TUTTI_HD void look_after() {
-    const auto stop =
-        static_cast<std::uint32_t>(team_.lead([&] { return std::uint64_t{load_relaxed(lane_.control)}; }));
+    const std::uint32_t stop = told();
     const std::uint64_t now = team_.now_ns();
     team_.each([&](std::uint32_t i, LaneState& state) {
       state.gone = 0;
@@ -282,7 +317,8 @@ class LayerRun {
         if (item != kNoItem) {
           ++state.gone;
           state.gone_bytes += flight.bytes;
-          close(item, stop != 0 ? stop : std::uint32_t{kItemTimedOut});
+          store_relaxed(&layer_.progress[item].given_up, kItemGivenUp);
+          close(item, stop != 0 ? stop : std::uint32_t{kItemTimedOut}, flight.offset);
         }
       }
     });
@@ -301,11 +337,12 @@ class LayerRun {
   TUTTI_HD void abandon() {
     team_.each([&](std::uint32_t i, LaneState& state) {
       if (state.busy) {
+        const std::uint64_t issued = cut_so_far(state) - (state.ready ? state.piece.length : 0);
         state.busy = state.ready = false;
-        close(state.item, kItemNotIssued);
+        close(state.item, kItemNotIssued, issued);
       }
       for (std::uint32_t which = next_ + i; which < mine_; which += kTeamLanes) {
-        set_status(number_of(which), kItemNotIssued);
+        settle(number_of(which), kItemNotIssued, 0);
       }
     });
     next_ = mine_;
@@ -315,7 +352,8 @@ class LayerRun {
   IssueLane& lane_;
   const LayerDescriptor layer_;  ///< a copy: the ring is across the bus
   const LayerRange range_;
-  std::uint32_t mine_ = 0;  ///< items of this queue
+  std::uint32_t place_ = 0;  ///< of this queue among the drive's, in this layer
+  std::uint32_t mine_ = 0;   ///< items of this queue
   std::uint32_t next_ = 0;
   std::uint32_t in_flight_ = 0;
   std::uint64_t bytes_ = 0;
@@ -351,17 +389,29 @@ TUTTI_HD void clear_lane(Team& team, IssueLane& lane, IssueLane* shared) {
   lane.cq_doorbell = shared->cq_doorbell;
 }
 
-/// Carries out the layers of the ring, in their order, until the host says stop and none is left.
+/// Carries out layers of the ring, in their order: those up to number `until`, for which this start was made,
+/// and what comes while it stays. Every layer has a start after it was shown, and starts of one lane run one
+/// after the other: whoever leaves need not look back. A kernel that never left would hold up everything that
+/// waits for its device.
 template <typename Team>
-TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared) {
+TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared, std::uint64_t until) {
+  if (team.lead([&] { return load_acquire(&shared->layers); }) >= until) {
+    return;  // the start before has done it
+  }
   IssueLane lane = *shared;
+  const std::uint64_t begin = team.now_ns();
+  std::uint64_t idle_since = begin;
   std::uint32_t idle = 0;
   while (true) {
     // In this order: a layer that was shown before the stop is not missed.
     const bool stop = team.lead([&] { return std::uint64_t{load_acquire(ring.stop)}; }) != 0;
     const std::uint64_t tail = team.lead([&] { return load_acquire(ring.tail); });
+    const std::uint64_t now = team.now_ns();
+    if (lane.layers >= until && now - begin >= ring.stay_ns) {
+      return;
+    }
     if (lane.layers == tail) {
-      if (stop) {
+      if (stop || now - idle_since >= ring.linger_ns) {
         return;
       }
       team.pause(idle++);
@@ -378,10 +428,10 @@ TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared) {
       shared->cq = lane.cq;
       shared->ids.free_count = lane.ids.free_count;
       store_relaxed(&shared->lost, lane.lost);
-      shared->layers = lane.layers;
       shared->commands = lane.commands;
       shared->doorbells = lane.doorbells;
       shared->strays = lane.strays;
+      store_release(&shared->layers, lane.layers);
       const std::uint64_t ticket = layer.ticket;
       std::uint64_t* const done = layer.done;
       if (fetch_add(&layer.teams_left, 0xffffffffU) == 1) {
@@ -389,6 +439,7 @@ TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared) {
       }
       return 0;
     });
+    idle_since = team.now_ns();
   }
 }
 

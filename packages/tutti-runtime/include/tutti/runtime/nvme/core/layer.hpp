@@ -25,6 +25,10 @@ enum ItemStatus : std::int32_t {
   kItemUnderWay = 115,   ///< EINPROGRESS: not to be seen once its layer is done
 };
 
+/// In a host status beside the errno: a command of the item was given up, and may still be under way until
+/// its queue is made anew.
+inline constexpr std::uint32_t kItemGivenUp = 1U << 16;
+
 /// One transfer: a slice of a place on one drive, to or from a window. Offsets and length in bytes, multiples
 /// of the largest block.
 struct LayerItem {
@@ -51,9 +55,12 @@ struct LayerRange {
 
 /// How far an item is, for the teams alone.
 struct ItemProgress {
-  std::uint32_t open = 0;  ///< commands under way, and one more while there are others to issue
-  std::uint32_t error = 0;
+  std::uint32_t open = 0;      ///< commands under way, and one more while there are others to issue
+  std::uint32_t given_up = 0;  ///< kItemGivenUp, or 0
+  /// The first byte that was not moved, in the upper 48 bits, and why below; kNoFailure: nothing failed.
+  std::uint64_t failure = 0;
 };
+inline constexpr std::uint64_t kNoFailure = UINT64_MAX;
 
 /// One submission: all items of one direction. The host writes it, shows it by the ring's tail, and may use
 /// the slot again when `done` has the ticket.
@@ -63,10 +70,14 @@ struct LayerDescriptor {
   ItemProgress* progress = nullptr;     ///< [items]
   std::int32_t* status = nullptr;       ///< [statuses] 0 or an errno, for kernels that use the bytes
   std::int32_t* host_status = nullptr;  ///< [statuses] the same for the host; null: nobody asks there
-  std::uint64_t* done = nullptr;        ///< has `ticket` once all statuses are final
-  std::uint64_t ticket = 0;             ///< more than that of every layer before
-  std::uint64_t timeout_ns = 0;         ///< of one command
-  std::uint32_t teams_left = 0;         ///< the host writes the number of teams
+  /// [statuses] bytes before the first failure of an item that failed; null: nobody asks. With it, a host
+  /// status may be used before the layer is done, and has kItemGivenUp where that is so.
+  std::uint64_t* host_good = nullptr;
+  std::uint64_t* done = nullptr;  ///< has `ticket` once all statuses are final
+  std::uint64_t ticket = 0;       ///< more than that of every layer before
+  std::uint64_t timeout_ns = 0;   ///< of one command
+  std::uint32_t teams_left = 0;   ///< the host writes the number of teams
+  std::uint32_t turn = 0;         ///< which queue of a drive gets the first item
   IoOpcode opcode = IoOpcode::kRead;
 };
 
@@ -74,14 +85,17 @@ struct LayerRing {
   LayerDescriptor* slots = nullptr;
   std::uint32_t depth = 0;
   const std::uint64_t* tail = nullptr;  ///< layers that were ever shown
-  const std::uint32_t* stop = nullptr;  ///< not 0: end when no layer is left
+  const std::uint32_t* stop = nullptr;  ///< not 0: leave as soon as no layer is left
+  std::uint64_t linger_ns = 0;          ///< how long a team without work looks for more before it leaves
+  std::uint64_t stay_ns = 0;            ///< after which it leaves though there is more, for the next start
 };
 
 /// A command under way.
 struct Flight {
   std::uint64_t issued_ns = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t item = 0;  ///< kNoItem: nobody waits for it any more
+  std::uint64_t offset = 0;  ///< in the item
+  std::uint32_t item = 0;    ///< kNoItem: nobody waits for it any more
   std::uint32_t reserved = 0;
 };
 inline constexpr std::uint32_t kNoItem = 0xffffffffU;
