@@ -9,6 +9,7 @@ pages link to and that are no pages (examples, pictures, licences) are put on th
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,18 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-__all__ = ["address", "nav_with_the_rest", "on_config", "on_files", "on_page_markdown", "pages"]
-
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("*.md", "docs/**/*.md", "packages/*/README.md", "packages/*/CHANGELOG.md", "packages/*/docs/**/*.md")
+# MkDocs loads this file by its path.
+sys.path.insert(0, str(ROOT))
+
+from tools.docs_pages import address, pages  # noqa: E402
+
+__all__ = ["nav_with_the_rest", "on_config", "on_files", "on_page_markdown"]
+
 REST = "More"
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 FENCED = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 INCLUDE = re.compile(r"^<!-- include: (\S+) (\w+) -->$", re.MULTILINE)
-
-
-def pages(root: Path = ROOT) -> list[str]:
-    """Return the paths of all pages in the repository."""
-    found = {path for pattern in PAGES for path in root.glob(pattern)}
-    return sorted(path.relative_to(root).as_posix() for path in found)
-
-
-def address(page: str) -> str:
-    """Return where a page, or a file that pages link to, is found on the site."""
-    if not page.endswith(".md"):
-        return f"files/{page}"
-    stem = re.sub(r"^packages/tutti-([\w-]+)/(docs/)?", r"\1/", page.removesuffix(".md"))
-    stem = stem.removeprefix("docs/")
-    folder, _, name = stem.rpartition("/")
-    parts = [part for part in (folder, "" if name == "README" else name.lower()) if part]
-    return "/".join([*parts, "index.html"])
 
 
 def nav_with_the_rest(nav: list[Any], known: Iterable[str]) -> list[Any]:

@@ -18,7 +18,8 @@ pytest.importorskip("material", reason="the site needs mkdocs-material: `hatch r
 
 from mkdocs.exceptions import PluginError
 
-from tools.docs_site import address, linked_files, nav_with_the_rest, pages
+from tools.docs_pages import address, pages
+from tools.docs_site import linked_files, nav_with_the_rest
 
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -45,7 +46,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(tmp_path: Path) -> Path:
     """The pages, what they link to, and what builds them, in a folder of their own."""
     others = {other for page in pages() for other in linked_files(page)}
-    for path in {"mkdocs.yml", "tools/docs_site.py", *pages(), *others}:
+    for path in {
+        "mkdocs.yml",
+        "tools/__init__.py",
+        "tools/docs_site.py",
+        "tools/docs_pages.py",
+        *pages(),
+        *others,
+    }:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     return tmp_path
