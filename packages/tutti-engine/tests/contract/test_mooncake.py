@@ -95,7 +95,7 @@ class TestBackendOfManySmallCalls(BackendConformance):
     @pytest.fixture
     def backend(self, cluster):
         return make_backend(
-            "mooncake", master=cluster.master, num_layers=self.num_layers, threads=5, objects_per_call=1,
+            "mooncake", master=cluster.master, num_layers=self.num_layers, calls=5, objects_per_call=1,
             segment_bytes=self.segment_bytes, num_chunks=self.num_chunks,
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_without_any_node_there_is_no_room(cluster):
 
 
 def test_a_call_that_hangs_holds_its_slots_and_nothing_else(cluster):
-    store = MooncakeStore(cluster.master, threads=2, objects_per_call=1)
+    store = MooncakeStore(cluster.master, timeout=0.2)
     bench = SharedBench(store, 4, 4096, 4096)
     client, go, hangs = store._client, threading.Event(), threading.Event()
 

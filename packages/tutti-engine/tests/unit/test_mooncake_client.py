@@ -5,10 +5,12 @@ import errno
 import os
 import socket
 import sys
+import threading
 
 import pytest
 
 from tutti_engine.backends import mooncake_client
+from tutti_engine.backends.mooncake import Turns
 from tutti_engine.backends.mooncake_client import MooncakeOptions, connect, errno_of
 from tutti_engine.errors import BackendError
 from tutti_engine.shared_kinds import check_shared_options, make_shared_store
@@ -18,7 +20,7 @@ from tutti_engine.shared_kinds import check_shared_options, make_shared_store
 def environment(monkeypatch):
     """Nothing that a test sets stays."""
     for name in ("MC_RPC_TIMEOUT_MS", "MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC",
-                 "MC_STORE_CLIENT_SETUP_RETRIES", "GLOG_minloglevel"):  # fmt: skip
+                 "MC_STORE_CLIENT_SETUP_RETRIES", "MC_LOG_LEVEL"):  # fmt: skip
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -92,8 +94,6 @@ def test_a_master_that_is_not_there_is_an_error_at_once(monkeypatch):
 
 
 def test_a_set_up_that_fails_or_hangs_is_an_error(monkeypatch, master):
-    import threading
-
     use(monkeypatch, FakeModule(code=-1))
     with pytest.raises(OSError, match="ended with code -1"):
         connect(MooncakeOptions(master))
@@ -131,3 +131,31 @@ def test_codes_become_what_callers_know():
     assert [errno_of(code) for code in (-200, -703, -704, -900, -901, -12345)] == [
         errno.ENOSPC, errno.ENOENT, errno.ENOENT, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO,
     ]  # fmt: skip
+
+
+def test_one_at_a_time_and_who_stays_too_long_does_not_count():
+    turns = Turns(1, 1e6)
+    inside, go, order = threading.Event(), threading.Event(), []
+
+    def stay():
+        with turns.taken():
+            order.append("first")
+            inside.set()
+            assert go.wait(30)
+            order.append("first ends")
+
+    def follow():
+        with turns.taken():
+            order.append("second")
+
+    first, second = threading.Thread(target=stay), threading.Thread(target=follow)
+    first.start()
+    assert inside.wait(30)
+    second.start()
+    go.set()
+    for each in (first, second):
+        each.join(30)
+    assert order == ["first", "first ends", "second"]
+    impatient = Turns(1, 0.001)
+    with impatient.taken(), impatient.taken(), impatient.taken():
+        pass

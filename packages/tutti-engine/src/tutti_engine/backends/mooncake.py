@@ -8,9 +8,12 @@ the parts of one of its transfers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tutti_engine.backend import StagingWindow
@@ -20,6 +23,42 @@ from tutti_engine.blocking_store import BlockingStore
 __all__ = ["MooncakeStore"]
 
 Pieces = Sequence[tuple[memoryview, memoryview]]
+
+
+SPARE_THREADS = 4
+"""Threads for calls beside those that hang."""
+
+
+class Turns:
+    """Lets so many in at a time, not counting those that have been in for too long."""
+
+    def __init__(self, limit: int, patience: float) -> None:
+        """Let ``limit`` in; who is in for ``patience`` seconds does not count any more."""
+        self._limit = limit
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._since: dict[object, float] = {}
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for a turn and have it for the block."""
+        mine = object()
+        with self._changed:
+            while (pause := self._pause()) > 0:
+                self._changed.wait(pause)
+            self._since[mine] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._since[mine]
+                self._changed.notify()
+
+    def _pause(self) -> float:
+        """Return the seconds until somebody does not count any more, 0 if there is a turn."""
+        now = time.monotonic()
+        ends = [since + self._patience for since in self._since.values() if now < since + self._patience]
+        return max(1e-6, min(ends) - now) if len(ends) >= self._limit else 0.0
 
 
 class MooncakeStore(BlockingStore):
@@ -39,7 +78,9 @@ class MooncakeStore(BlockingStore):
         metadata: the address of a metadata service; the default needs none.
         replicas: nodes that hold a copy of each object.
         timeout: seconds after which a request to the master, or a node that does not answer, has failed.
-        threads: calls that are made at a time.
+        calls: calls of each direction that are made at a time. One uses several connections to each node by
+            itself; more of them have slowed each other down on two cores. A call that has not come back
+            within ``timeout`` does not count any more.
         objects_per_call: objects that one call moves at most.
 
     Raises ValueError for an option that cannot be, BackendError where no client is installed, OSError if the
@@ -60,18 +101,20 @@ class MooncakeStore(BlockingStore):
         metadata: str = "P2PHANDSHAKE",
         replicas: int = 1,
         timeout: float = 5.0,
-        threads: int = 2,
-        objects_per_call: int = 32,
+        calls: int = 1,
+        objects_per_call: int = 64,
     ) -> None:
         options = MooncakeOptions(
             master, host, segment_bytes, buffer_bytes, protocol, devices, metadata, timeout
         )
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            raise ValueError(f"replicas must be at least 1, not {replicas!r}")
+        for name, value in (("replicas", replicas), ("calls", calls), ("objects_per_call", objects_per_call)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         self._client = connect(options)
         self._config = _config(replicas)
         self.data_path = f"mooncake {protocol}"
-        super().__init__(threads=threads, objects_per_call=objects_per_call)
+        self._reading, self._writing = (Turns(calls, timeout) for _ in range(2))
+        super().__init__(threads=2 * calls + SPARE_THREADS, objects_per_call=objects_per_call)
 
     def bind_staging(self, window: StagingWindow, headers: StagingWindow) -> None:
         """Take the windows and register them with the client. Raises OSError if it refuses them."""
@@ -108,13 +151,15 @@ class MooncakeStore(BlockingStore):
     def put(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Write objects; those that are there already, or on their way, count as written."""
         places, sizes = _parts(pieces)
-        codes = self._client.batch_put_from_multi_buffers(list(names), places, sizes, self._config)
+        with self._writing.taken():
+            codes = self._client.batch_put_from_multi_buffers(list(names), places, sizes, self._config)
         return [0 if code == 0 else errno_of(code) for code in codes]
 
     def get(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Read objects."""
         places, sizes = _parts(pieces)
-        codes = self._client.batch_get_into_multi_buffers(list(names), places, sizes)
+        with self._reading.taken():
+            codes = self._client.batch_get_into_multi_buffers(list(names), places, sizes)
         wanted = [sum(each) for each in sizes]
         statuses = [
             0 if code == size else errno.EBADMSG if code >= 0 else errno_of(code)

@@ -135,7 +135,7 @@ def connect(options: MooncakeOptions) -> Any:
         raise OSError(
             errno.ENOTCONN,
             f"Mooncake's set-up with the master at {options.master} ended with code {codes[0]}; its own log "
-            "says why (GLOG_minloglevel=0)",
+            "says why (MC_LOG_LEVEL=INFO)",
         )
     return client
 
@@ -160,6 +160,6 @@ def bound_its_waits(timeout: float) -> None:
         ("MC_TCP_STATUS_TIMEOUT_SEC", seconds),
         ("MC_TCP_PROGRESS_TIMEOUT_SEC", seconds),
         ("MC_STORE_CLIENT_SETUP_RETRIES", "1"),
-        ("GLOG_minloglevel", "2"),
+        ("MC_LOG_LEVEL", "ERROR"),
     ):
         os.environ.setdefault(name, value)

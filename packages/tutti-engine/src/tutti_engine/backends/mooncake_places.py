@@ -102,9 +102,9 @@ class _Places(MooncakeStore):
     def put(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Write objects, also those that are there."""
         places, sizes = _parts(pieces)
-        codes = self._client.batch_upsert_from(
-            list(names), [each[0] for each in places], [each[0] for each in sizes], self._config
-        )
+        starts, lengths = [each[0] for each in places], [each[0] for each in sizes]
+        with self._writing.taken():
+            codes = self._client.batch_upsert_from(list(names), starts, lengths, self._config)
         return [0 if code == 0 else errno_of(code) for code in codes]
 
 
