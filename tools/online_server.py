@@ -126,10 +126,12 @@ async def complete(
     *,
     leave_after: int | None = None,
     engine: int | None = None,
+    trace: str | None = None,
 ) -> list[int]:
     """Return the greedy answer, streamed; with ``leave_after`` hang up after so many tokens.
 
-    ``engine`` is the number of the data-parallel engine that shall answer; None leaves it to vLLM.
+    ``engine`` is the number of the data-parallel engine that shall answer; None leaves it to vLLM. ``trace``
+    is a W3C ``traceparent``, the span that this request is part of.
 
     Raises RuntimeError with what came instead of an answer.
     """
@@ -149,6 +151,7 @@ async def complete(
             "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n"
             + ("" if engine is None else f"X-data-parallel-rank: {engine}\r\n")
+            + ("" if trace is None else f"traceparent: {trace}\r\n")
             + "\r\n"
         )
         writer.write(head.encode() + payload)

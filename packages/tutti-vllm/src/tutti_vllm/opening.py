@@ -31,6 +31,7 @@ from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.settings_sources import effective
 from tutti_vllm.status_line import StatusLine
 from tutti_vllm.topology import Topology, read_topology
+from tutti_vllm.transfer_spans import TransferSpans, find_tracer
 from tutti_vllm.worker import WorkerSide
 
 __all__ = [
@@ -259,6 +260,14 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             names_rewritten=_computes_on_device(vllm_config),
         )
         _follow_events(side, vllm_config, kv_cache_config, hash_tokens)
+        tracer = find_tracer(vllm_config)
+        if tracer is not None:
+            side.spans = TransferSpans(
+                tracer,
+                chunk_tokens=geometry.chunk_tokens,
+                load_ranks=topology.workers,
+                store_ranks=ranks,
+            )
         upkeep.callback(StatusLine(side.meter, settings.log_interval_seconds).close)
         return side
     except BaseException:

@@ -27,6 +27,7 @@ from tutti_vllm.rewritten_blocks import rewritten_blocks
 
 if TYPE_CHECKING:
     from tutti_vllm.kv_events import KVEvents
+    from tutti_vllm.transfer_spans import TransferSpans
 
 __all__ = ["Request", "SchedulerSide"]
 
@@ -94,6 +95,7 @@ class SchedulerSide:
         """
         self._engine = engine
         self.events: KVEvents | None = None
+        self.spans: TransferSpans | None = None
         self._layout = layout
         self.names_rewritten = names_rewritten
         self._chunk_tokens = engine.geometry.chunk_tokens
@@ -216,6 +218,8 @@ class SchedulerSide:
         if tracked.layerwise:
             self.exposed.begin(request, held, block_ids[0])
         self._loads.append(RequestLoad(request.request_id, lost, plan, tracked.layerwise))
+        if plan is not None and self.spans is not None:
+            self.spans.begin_load(plan, request, tokens=external_tokens, layerwise=tracked.layerwise)
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
             self.events.note(plan, [(request, chunks)])
@@ -265,6 +269,8 @@ class SchedulerSide:
         """Take what the workers say has ended."""
         for rank, results in report.results.items():
             for result in results:
+                if self.spans is not None:
+                    self.spans.take(rank, result)
                 try:
                     self._take(rank, result)
                 except Exception:
@@ -322,6 +328,8 @@ class SchedulerSide:
 
     def shutdown(self) -> None:
         """Close the store."""
+        if self.spans is not None:
+            self.spans.close()
         close, self._close = self._close, lambda: None
         close()
 
@@ -376,6 +384,8 @@ class SchedulerSide:
             return ()
         if adapters:
             self.adapters.note_store(plan.plan_id, adapters)
+        if self.spans is not None:
+            self.spans.begin_store(plan, [request for request, _ in owners])
         if self.events is not None:
             self._note_events(plan, owners)
         return (plan,)
