@@ -246,6 +246,69 @@ PANELS: tuple[Panel, ...] = (
         "bytes",
         ((state("vllm:tutti_write_budget_left_bytes"), "left"),),
     ),
+    Panel("The shared store"),
+    Panel(
+        "Tokens from the shared store",
+        "Only with shared_store: prompt tokens that were promised from there.",
+        queries=((total("vllm:tutti_shared_hit_tokens_total"), "tokens"),),
+    ),
+    Panel(
+        "Hits, and hits that were not taken",
+        "lookup: the store said too late what it holds; turn: too much was on its way; compute: faster.",
+        "ops",
+        (
+            (total("vllm:tutti_shared_hits_total"), "hits"),
+            (total("vllm:tutti_shared_lookup_timeouts_total"), "lookup"),
+            (total("vllm:tutti_shared_turn_refusals_total"), "turn"),
+            (total("vllm:tutti_shared_break_even_total", "answer"), "{{answer}}"),
+        ),
+    ),
+    Panel(
+        "To and from the shared store",
+        unit="Bps",
+        queries=(
+            (total("vllm:tutti_shared_bytes_total", "direction"), "{{direction}}"),
+            (state("vllm:tutti_shared_pending_plans", "direction"), "{{direction}} under way"),
+        ),
+    ),
+    Panel(
+        "Chunks of the shared store",
+        "Dropped: not written, as too much was on its way there.",
+        "ops",
+        (
+            (total("vllm:tutti_shared_chunks_total", "direction"), "{{direction}}"),
+            (total("vllm:tutti_shared_dropped_chunks_total"), "dropped"),
+        ),
+    ),
+    Panel(
+        "Trouble with the shared store",
+        "lost: chunks that it said to have and had not, or that did not verify. All of it costs time alone.",
+        "ops",
+        (
+            (total("vllm:tutti_shared_failed_chunks_total", "direction"), "{{direction}} failed"),
+            (total("vllm:tutti_shared_failed_transfers_total", "direction, kind"), "{{direction}} {{kind}}"),
+            (total("vllm:tutti_shared_lost_chunks_total", "reason"), "lost: {{reason}}"),
+            (total("vllm:tutti_shared_lookups_total", "outcome"), "lookup {{outcome}}"),
+        ),
+    ),
+    Panel(
+        "Shared store in use",
+        "1: in use. Paused 1: after repeated failures, tried again now and then.",
+        queries=(
+            (state("vllm:tutti_shared_up", "instance", "min"), "{{instance}} in use"),
+            (
+                state("vllm:tutti_shared_breaker_open", "instance, direction", "max"),
+                "{{instance}} {{direction}} paused",
+            ),
+        ),
+        most=1.0,
+    ),
+    Panel(
+        "Time of a load from the shared store",
+        "From the order until every page is there.",
+        "s",
+        tuple((quantile(q, "vllm:tutti_shared_load_seconds"), f"p{q * 100:.0f}") for q in (0.5, 0.9, 0.99)),
+    ),
     Panel("Trouble"),
     Panel(
         "Transfers that failed",

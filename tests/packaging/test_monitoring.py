@@ -110,6 +110,7 @@ def test_every_metric_that_people_need_is_on_the_dashboard() -> None:
         "vllm:tutti_transfer_bytes_per_second",
         "vllm:tutti_capacity_chunks",
         "vllm:tutti_load_seconds",
+        "vllm:tutti_shared_load_seconds",
     }
     bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name in labels_by_metric()}
     assert bases - left_out <= shown

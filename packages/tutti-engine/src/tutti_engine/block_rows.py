@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tutti_engine.chunk_transfer import SKIP_BLOCK, BlockIds, ChunkKey
 
-__all__ = ["BlockRows", "ChunkBlocks", "Rows", "named_blocks", "neighbours", "pick"]
+__all__ = ["BlockRows", "ChunkBlocks", "Rows", "cut", "named_blocks", "neighbours", "pick"]
 
 
 class BlockRows(Sequence[tuple[int, ...]]):
@@ -104,6 +104,11 @@ def pick(rows: Rows, positions: Sequence[int]) -> Rows:
         at, width = (found.start - rows.first) * rows.width, rows.width
         return BlockRows(rows.flat[at : at + len(found) * width], width, len(found))
     return [rows[position] for position in positions]
+
+
+def cut(rows: Sequence[Rows], start: int, stop: int) -> list[Rows]:
+    """Return neighbouring chunks' rows of each group."""
+    return [pick(each, range(start, stop)) for each in rows]
 
 
 class ChunkBlocks(Sequence[tuple[ChunkKey, BlockIds]]):

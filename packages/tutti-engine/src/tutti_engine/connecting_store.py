@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 15.0
 
+SHUTDOWN_SECONDS = 10.0
+
 
 class ConnectingStore:
     """A ``SharedStore`` that never waits for the one behind it; until that is there all is ``ENOTCONN``.
@@ -98,10 +100,12 @@ class ConnectingStore:
     def shutdown(self) -> None:
         """Let the store go; one that is still being connected to is let go when it answers."""
         self._closing.set()
-        with self._lock:
-            store = self._store
+        store = self._store
         if store is not None:
-            store.shutdown()
+            # A client that hangs may never come back from this.
+            closer = threading.Thread(target=store.shutdown, name="tutti-shared-close", daemon=True)
+            closer.start()
+            closer.join(SHUTDOWN_SECONDS)
 
     def _connected(self) -> SharedStore:
         store = self._store

@@ -31,7 +31,7 @@ def make_shared_store(kind: str, **options: Any) -> SharedStore:
 
     Raises:
         BackendError: no such kind, or it cannot be imported, or what it made is no ``SharedStore``.
-        TypeError: an option is unknown or missing; the message lists those that there are.
+        TypeError: an option is unknown or missing; the message names the nearest one, or all.
         OSError: the store cannot be reached now.
     """
     factory = _load(kind)
@@ -51,10 +51,18 @@ def check_shared_options(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_options(kind: str, factory: Any, options: Mapping[str, Any]) -> None:
+    signature = inspect.signature(factory)
+    known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
+    if len(known) == len(signature.parameters):
+        for name in options:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
+                raise TypeError(f"shared store {kind!r} has no option {name!r}: {hint}")
     try:
-        inspect.signature(factory).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
-        raise TypeError(f"shared store {kind!r} takes {inspect.signature(factory)}: {error}") from None
+        raise TypeError(f"shared store {kind!r} takes {signature}: {error}") from None
 
 
 def _load(kind: str) -> Any:

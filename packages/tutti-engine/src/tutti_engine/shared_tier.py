@@ -9,11 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.break_even import BreakEven
@@ -29,7 +28,7 @@ from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
 from tutti_engine.shared_store import SharedStore
 from tutti_engine.transfers import Transfers, as_column
 
-__all__ = ["WRITE_POLICIES", "SharedTier", "SharedTierSettings", "as_late", "is_shared_plan"]
+__all__ = ["WRITE_POLICIES", "SharedTier", "SharedTierSettings", "is_shared_plan"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,8 @@ class _Load:
 class _Store:
     keys: Sequence[ChunkKey]
     groups: Sequence[frozenset[int]]
-    ranks: set[int]
+    num_ranks: int
+    ranks: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     errno: int = 0
 
@@ -224,6 +224,10 @@ class SharedTier:
         self._loads[plan.plan_id] = _Load(list(chunks.keys), self._load_ranks)
         return plan
 
+    def drop_load(self, plan_id: int) -> None:
+        """Forget a load plan that no rank will ever hear of."""
+        self._loads.pop(plan_id, None)
+
     def wants(self, keys: Sequence[ChunkKey]) -> list[int]:
         """Return the positions of chunks that are worth a write and are not there, as far as is known."""
         if not self._sights or self._retired is not None or not self.store_breaker.would_allow():
@@ -252,7 +256,7 @@ class SharedTier:
         chunks = ChunkBlocks.of(chosen)
         plan = StorePlan(self._new_plan_id(), Transfers(chunks, as_column(list(chunks.keys))))
         groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chosen]
-        self._stores[plan.plan_id] = _Store(list(chunks.keys), groups, set(range(self._ranks)))
+        self._stores[plan.plan_id] = _Store(list(chunks.keys), groups, self._ranks)
         self._writing.update(chunks.keys)
         return plan
 
@@ -284,13 +288,13 @@ class SharedTier:
     def complete_store(self, rank: int, result: StoreResult) -> bool:
         """Take one rank's report; a chunk is there once every rank has written its part."""
         store = self._stores.get(result.plan_id)
-        if store is None or rank not in store.ranks:
+        if store is None or rank in store.ranks:
             return False
         self._count("shared_written_bytes", result.bytes_written)
-        store.ranks.discard(rank)
+        store.ranks.add(rank)
         store.failed.update(at for at, sums in enumerate(result.checksums) if sums is None)
         store.errno = worse(store.errno, result.errno)
-        if store.ranks:
+        if len(store.ranks) < store.num_ranks:
             return False
         del self._stores[result.plan_id]
         self._writing.difference_update(store.keys)
@@ -316,10 +320,7 @@ class SharedTier:
     def close(self) -> None:
         """Let the store go, within a bounded time."""
         self.lookup.close()
-        # A client that hangs may never come back from this.
-        closer = threading.Thread(target=self._store.shutdown, name="tutti-shared-close", daemon=True)
-        closer.start()
-        closer.join(5.0)
+        self._store.shutdown()
 
     def _settle_load(self, load: _Load) -> None:
         good = [key for at, key in enumerate(load.keys) if at not in load.failed]
@@ -365,8 +366,3 @@ class SharedTier:
     def _count(self, name: str, amount: int) -> None:
         if amount:
             self.counters.add(name, amount)
-
-
-def as_late(result: LoadResult) -> LoadResult:
-    """Return the report of a load that was given up because it took too long, as one that says so."""
-    return replace(result, errno=errno.ETIMEDOUT) if result.failed else result

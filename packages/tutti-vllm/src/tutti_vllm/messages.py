@@ -27,12 +27,15 @@ class RequestLoad:
             as failed.
         plan: how; None if it could not be made.
         layerwise: whether the step that carries the order computes with these blocks.
+        patience: of a load from the shared store the seconds after which it has failed. A request may wait
+            for a load from each of both stores.
     """
 
     request_id: str
     lost: tuple[int, ...]
     plan: LoadPlan | None
     layerwise: bool = False
+    patience: float = 0.0
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -48,6 +51,7 @@ class StepOrders:
 
     Attributes:
         layout: where the store is; comes with the first orders and with all that have something to do.
+        shared: with the layout the digest that names the shared store's objects; empty without one.
         loads: loads to start.
         stores: chunks that the step completes.
         unwanted: ids of load plans whose requests are gone: their blocks are wanted back.
@@ -59,6 +63,7 @@ class StepOrders:
     stores: tuple[StorePlan, ...] = ()
     unwanted: tuple[int, ...] = ()
     rewritten: tuple[int, ...] | None = ()
+    shared: str = ""
 
 
 @dataclass(slots=True)

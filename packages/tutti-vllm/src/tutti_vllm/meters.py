@@ -10,6 +10,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import LoadResult, StoreResult, TuttiEngine
 from tutti_engine.counters import Counters
@@ -19,7 +20,22 @@ from tutti_vllm.payload import Deltas, Payload, make_payload
 
 __all__ = ["ERROR_KINDS", "SchedulerMeter", "WorkerMeter"]
 
+if TYPE_CHECKING:
+    from tutti_vllm.shared_scheduler import SharedSide
+
 logger = logging.getLogger(__name__)
+
+
+class CounterSource(Protocol):
+    """Totals that only grow."""
+
+    @property
+    def changes(self) -> int:
+        """Stays the same as long as no total has moved."""
+
+    def snapshot(self) -> dict[str, int]:
+        """Return all totals."""
+
 
 ERROR_KINDS = {
     errno.EBADMSG: "checksum",
@@ -38,14 +54,25 @@ class SchedulerMeter:
     Its own counters are ``prompts``, ``prompt_tokens``, ``hits`` and ``hit_tokens``.
     """
 
-    def __init__(self, engine: TuttiEngine, *more: Counters) -> None:
+    def __init__(self, engine: TuttiEngine, *more: CounterSource) -> None:
         """Watch a planning engine's counters, and others of the same side."""
         self.counters = Counters()
         self._engine = engine
-        self._sources = engine.planner.counters, engine.break_even.counters, self.counters, *more
+        self._sources: list[CounterSource] = [
+            engine.planner.counters,
+            engine.break_even.counters,
+            self.counters,
+            *more,
+        ]
+        self._shared: SharedSide | None = None
         self._deltas = Deltas()
         self._last: object = None
         self._open = (False, False)
+
+    def watch_shared(self, shared: SharedSide) -> None:
+        """Watch a shared store's side as well."""
+        self._shared = shared
+        self._sources += [shared.tier.counters, shared.counters, shared.sums]
 
     def note_prompt(self, tokens: int, hit_tokens: int) -> None:
         """Take note of a prompt when it is first scheduled, and of how much of it the cache promised."""
@@ -83,6 +110,8 @@ class SchedulerMeter:
             "store_breaker": store_open,
             "degraded": broken or load_open or store_open,
         }
+        if self._shared is not None:
+            gauges |= self._shared.gauges()
         left = planner.write_budget_left()
         if left is not None:
             gauges["write_budget_left"] = left
@@ -102,6 +131,7 @@ class SchedulerMeter:
             planner.pending_stores,
             *opened,
             broken,
+            None if self._shared is None else tuple(self._shared.gauges().values()),
         )
         if now == self._last:
             return None
@@ -118,8 +148,11 @@ class SchedulerMeter:
 class WorkerMeter:
     """One rank's side: bytes, times and errors of transfers, and what they hold."""
 
-    def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic, *, tier: str = "") -> None:
+        """Watch a rank; ``tier`` names the transfers that are not the local store's."""
+        self._rank = f"{rank} {tier}" if tier else str(rank)
+        self._prefix = f"{tier}_" if tier else ""
+        self._side = tier or "worker"
         self._clock = clock
         self._begun: dict[int, float] = {}
         self._bytes = {"load": 0, "store": 0}
@@ -163,7 +196,7 @@ class WorkerMeter:
         counts, self._counts = self._counts, {}
         waits, self._waits = self._waits, []
         gauges = {} if executor is None else self._measure(executor, counts)
-        return make_payload(counts, gauges, {"load_wait": waits} if waits else {})
+        return make_payload(counts, gauges, {f"{self._prefix}load_wait": waits} if waits else {})
 
     def _measure(self, executor: Executor, counts: dict[str, float]) -> dict[str, float]:
         """Add what the executor counted to ``counts``; return its states."""
@@ -171,7 +204,7 @@ class WorkerMeter:
         seconds = {"load": executor.load_time.seconds(), "store": executor.store_time.seconds()}
         moved = self._deltas.take(
             {f"{direction}_seconds@{path}": spent for direction, spent in seconds.items()}
-            | {f"worker.{name}": total for name, total in executor.counters.snapshot().items()}
+            | {f"{self._side}.{name}": total for name, total in executor.counters.snapshot().items()}
         )
         counts.update(moved)
         gauges: dict[str, float] = {f"queued_loads@{rank}": executor.queued_loads}
@@ -194,7 +227,7 @@ class WorkerMeter:
     def _note_error(self, direction: str, code: int) -> None:
         if code:
             kind = ERROR_KINDS.get(code) or errno.errorcode.get(code, str(code))
-            key = f"{direction}_errors@{kind}"
+            key = f"{self._prefix}{direction}_errors@{kind}"
             self._counts[key] = self._counts.get(key, 0) + 1
 
 
@@ -210,7 +243,7 @@ def _state(executor: Executor) -> tuple[int, ...]:
     )
 
 
-def _bank_gauges(direction: str, bank: SlotBank, slot_bytes: int, rank: int) -> dict[str, float]:
+def _bank_gauges(direction: str, bank: SlotBank, slot_bytes: int, rank: str) -> dict[str, float]:
     return {
         f"{direction}_staging_used@{rank}": bank.busy * slot_bytes,
         f"{direction}_staging@{rank}": bank.count * slot_bytes,

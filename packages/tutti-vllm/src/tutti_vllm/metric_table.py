@@ -63,6 +63,9 @@ def _plain(*keys: str) -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(keys, ())
 
 
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
 _COUNTERS = (
     Metric("prompts", "counter", "Prompts that were first scheduled.", series=_plain("prompts")),
     Metric("prompt_tokens", "counter", "Their tokens.", series=_plain("prompt_tokens")),
@@ -162,6 +165,91 @@ _COUNTERS = (
     ),
 )
 
+_SHARED_COUNTERS = (
+    Metric(
+        "shared_hits",
+        "counter",
+        "Prompts of which a part was promised from the shared store; they are among hits as well.",
+        series=_plain("shared_hits"),
+    ),
+    Metric("shared_hit_tokens", "counter", "Tokens promised from there.", series=_plain("shared_hit_tokens")),
+    Metric(
+        "shared_chunks",
+        "counter",
+        "Chunks loaded and verified from the shared store, or written to it by every rank.",
+        ("direction",),
+        {"shared_load_chunks": ("load",), "shared_store_chunks": ("store",)},
+    ),
+    Metric(
+        "shared_failed_chunks",
+        "counter",
+        "Chunks whose transfer from or to the shared store failed on some rank.",
+        ("direction",),
+        {"shared_load_failed_chunks": ("load",), "shared_store_failed_chunks": ("store",)},
+    ),
+    Metric(
+        "shared_failed_transfers",
+        "counter",
+        "Transfers from or to the shared store with a failure, by the gravest; as failed_transfers.",
+        ("direction", "kind"),
+        {"shared_load_errors": ("load", REST), "shared_store_errors": ("store", REST)},
+    ),
+    Metric(
+        "shared_lost_chunks",
+        "counter",
+        "Chunks that the shared store had when it was asked and not when they were read: gone, or damaged.",
+        ("reason",),
+        {"shared_lost_chunks": ("gone",), "shared_damaged_chunks": ("damaged",)},
+    ),
+    Metric(
+        "shared_dropped_chunks",
+        "counter",
+        "Chunks that were not written to the shared store for lack of room on the way.",
+        series=_plain("shared_dropped_chunks"),
+    ),
+    Metric(
+        "shared_bytes",
+        "counter",
+        "Bytes of chunks read from and written to the shared store, over all ranks.",
+        ("direction",),
+        {"shared_read_bytes": ("load",), "shared_written_bytes": ("store",)},
+    ),
+    Metric(
+        "shared_break_even",
+        "counter",
+        "Hits of the shared store that were weighed against computing; as break_even.",
+        ("answer",),
+        {
+            "shared_break_even_loads": ("load",),
+            "shared_break_even_refused": ("compute",),
+            "shared_break_even_probes": ("probe",),
+        },
+    ),
+    Metric(
+        "shared_lookups",
+        "counter",
+        "Questions to the shared store: asked, error, hang (no answer in time).",
+        ("outcome",),
+        {
+            "shared_lookups": ("asked",),
+            "shared_lookup_errors": ("error",),
+            "shared_lookup_hangs": ("hang",),
+        },
+    ),
+    Metric(
+        "shared_lookup_timeouts",
+        "counter",
+        "Requests that went on before the shared store had said what it holds.",
+        series=_plain("shared_lookup_timeouts"),
+    ),
+    Metric(
+        "shared_turn_refusals",
+        "counter",
+        "Answers that a hit of the shared store is computed, as too much was on its way from there.",
+        series=_plain("shared_turn_refusals"),
+    ),
+)
+
 _GAUGES = (
     Metric(
         "transfer_bytes_per_second",
@@ -231,13 +319,47 @@ _GAUGES = (
     ),
 )
 
+_SHARED_GAUGES = (
+    Metric(
+        "shared_up",
+        "gauge",
+        "1 while the shared store is used; 0 without a connection, and while a breaker is open.",
+        series=_plain("shared_up"),
+    ),
+    Metric(
+        "shared_pending_plans",
+        "gauge",
+        "Transfers of the shared store that some rank has not reported yet.",
+        ("direction",),
+        {"shared_pending_loads": ("load",), "shared_pending_stores": ("store",)},
+    ),
+    Metric(
+        "shared_breaker_open",
+        "gauge",
+        "1 while a direction, or asking what is there, is paused: the shared store failed repeatedly.",
+        ("direction",),
+        {
+            "shared_load_breaker": ("load",),
+            "shared_store_breaker": ("store",),
+            "shared_lookup_breaker": ("lookup",),
+        },
+    ),
+)
+
 _HISTOGRAMS = (
     Metric(
         "load_seconds",
         "histogram",
         "Seconds from when a rank got a request's load until every page was there, or it failed.",
         series=_plain("load_wait"),
-        buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+        buckets=_SECONDS,
+    ),
+    Metric(
+        "shared_load_seconds",
+        "histogram",
+        "As load_seconds, of loads from the shared store.",
+        series=_plain("shared_load_wait"),
+        buckets=_SECONDS,
     ),
 )
 
@@ -250,7 +372,7 @@ DETAIL = Metric(
 )
 """Takes the counters that no other metric names: a new one shows without a change here."""
 
-METRICS = (*_COUNTERS, *_GAUGES, *_HISTOGRAMS, DETAIL)
+METRICS = (*_COUNTERS, *_SHARED_COUNTERS, *_GAUGES, *_SHARED_GAUGES, *_HISTOGRAMS, DETAIL)
 
 _BY_KEY = {key: (metric, labels) for metric in METRICS for key, labels in metric.series.items()}
 

@@ -29,6 +29,8 @@ from tutti_vllm.load_mode import LoadRules, why_not_layerwise
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.settings import Settings, SettingsError
 from tutti_vllm.settings_sources import effective
+from tutti_vllm.shared_opening import execution_settings, open_shared_engine, open_shared_side
+from tutti_vllm.shared_worker import SharedWorker
 from tutti_vllm.status_line import StatusLine
 from tutti_vllm.topology import Topology, read_topology
 from tutti_vllm.transfer_spans import TransferSpans, find_tracer
@@ -171,7 +173,19 @@ def open_worker(
         worker = topology.worker(get_tensor_model_parallel_rank(), stage)
         geometry = make_geometry(vllm_config, kv_cache_config, settings.blocks_per_chunk)
         by_request = loses_whole_requests(geometry)
-    side = WorkerSide(worker, open_engine, stores=topology.stores(worker), by_request=by_request)
+    shared = None
+    if settings.shared.shared_store is not None:
+
+        def open_shared(layout: StoreLayout, digest: str) -> TuttiEngine:
+            geometry = make_geometry(
+                vllm_config, kv_cache_config, settings.blocks_per_chunk, num_layers=layout.num_layers
+            )
+            return open_shared_engine(settings.shared, digest, geometry, topology.part(worker))
+
+        shared = SharedWorker(worker, open_shared)
+    side = WorkerSide(
+        worker, open_engine, stores=topology.stores(worker), by_request=by_request, shared=shared
+    )
     if reasons:
         side.refuse(reasons[0])
     return side
@@ -203,7 +217,14 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
             )
             layers[name] = kv_caches[name], layout
         mover = make_mover(layers)
-        side.register(mover, names, _execution(mover, kv_cache_config))
+        execution = _execution(mover, kv_cache_config)
+        side.register(mover, names, execution)
+        if side.shared is not None:
+            late = True if execution is None else execution.late_copies
+            # A mover serves one window.
+            side.shared.register(
+                make_mover(layers), replace(execution_settings(settings.shared), late_copies=late)
+            )
     if reasons:
         side.refuse(reasons[0])
 
@@ -259,6 +280,10 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             rules=_load_rules(settings, vllm_config, geometry, topology.replicas),
             names_rewritten=_computes_on_device(vllm_config),
         )
+        shared = open_shared_side(settings, namespace, geometry, topology)
+        if shared is not None:
+            upkeep.callback(shared.tier.close)
+            side.use_shared(shared)
         _follow_events(side, vllm_config, kv_cache_config, hash_tokens)
         tracer = find_tracer(vllm_config)
         if tracer is not None:

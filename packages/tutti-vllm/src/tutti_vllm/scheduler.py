@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tutti_engine import ChunkKey, LoadResult, StorePlan, StoreResult, TuttiEngine
-from tutti_engine.block_rows import ChunkBlocks
+from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, TuttiEngine
+from tutti_engine.block_rows import ChunkBlocks, cut
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.executor import Result
 from tutti_engine.policies.eviction import Use
+from tutti_engine.shared_tier import is_shared_plan
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.adapters import Adapter, Adapters, mixed
 from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks
@@ -24,6 +25,7 @@ from tutti_vllm.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
 from tutti_vllm.prefill_times import Prefill, PrefillTimes
 from tutti_vllm.rewritten_blocks import rewritten_blocks
+from tutti_vllm.shared_scheduler import SharedSide
 
 if TYPE_CHECKING:
     from tutti_vllm.kv_events import KVEvents
@@ -67,6 +69,8 @@ class _Tracked:
     keys: list[ChunkKey] = field(default_factory=list)
     last_hash: bytes = b""
     adapter: Adapter | None = None
+    # Of what vLLM was told last, the tokens that come from the shared store.
+    shared_tokens: int = 0
 
 
 class SchedulerSide:
@@ -110,11 +114,18 @@ class SchedulerSide:
         self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
-        self._prefills = PrefillTimes(engine.note_compute)
+        self._prefills = PrefillTimes(self._note_compute)
         # Requests that the last step computed.
         self._computing = 0
         self._broken: str | None = None
         self._announced = False
+        self.shared: SharedSide | None = None
+        self._shared_stores: list[tuple[ChunkKey, BlockIds]] = []
+
+    def use_shared(self, shared: SharedSide) -> None:
+        """Take a shared store's side, before the first request."""
+        self.shared = shared
+        self.meter.watch_shared(shared)
 
     @property
     def engine(self) -> TuttiEngine:
@@ -127,11 +138,18 @@ class SchedulerSide:
 
     def add_request(self, request: Request, adapter: Adapter | None = None) -> None:
         """Start to look after a request, and the LoRA adapter that it is computed with."""
-        self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
+        tracked = self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
+        if self.shared is not None and self._may_share(tracked):
+            # Until vLLM asks, the answer may be there.
+            last = (request.num_tokens - 1) // self._chunk_tokens
+            keys = self._keys_of(tracked)[:last]
+            self.shared.tier.look(keys[self._engine.planner.lookup_prefix(keys) :])
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its stores end by themselves; a load is given up."""
         tracked = self._tracked.pop(request_id, None)
+        if self.shared is not None:
+            self.shared.forget(request_id)
         if tracked is not None and tracked.prefill is not None:
             self._prefills.end(tracked.prefill, tracked.request.num_tokens)
         self._unwanted += [plan_id for plan_id, owner in self._loading.items() if owner == request_id]
@@ -139,28 +157,74 @@ class SchedulerSide:
     def promise(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``local_tokens`` will be loaded, and whether beside the steps.
 
-        None stands for a hit that has to wait, because enough loads are on their way, or because its local
-        part is still being loaded. vLLM may ask as often as it likes: a request's answer changes only with
-        what is stored and what is being loaded.
+        None stands for a hit that has to wait, because enough loads are on their way, because its local part
+        is still being loaded, or because the shared store has not said yet what it holds. vLLM may ask as
+        often as it likes: a request's answer changes only with what is stored and what is being loaded.
         """
         if self.exposed.shared_by(request, local_tokens):
             return None, False
         tokens = self.matched_tokens(request, local_tokens)
-        if not tokens:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
             return 0, False
-        tracked = self._tracked[request.request_id]
+        choice = self._choose(tracked, local_tokens, tokens) if tokens else None
+        hit = tokens if choice is not None and choice.load else 0
+        found = self._beyond(tracked, local_tokens, hit)
+        if found is None:
+            return None, False
+        hit, tracked.shared_tokens = found
+        if not hit and not tracked.shared_tokens:
+            return 0, False
+        if hit and self._chooser.is_full(hit):
+            return None, False
+        # Reads go in order: a step behind others' loads would wait for those as well. Shared chunks are read
+        # whole.
+        by_layers = choice is not None and choice.layerwise and not tracked.shared_tokens
+        tracked.layerwise = by_layers and not self._chooser.parked
+        return hit + tracked.shared_tokens, not tracked.layerwise
+
+    def _note_compute(self, tokens: int, seconds: float) -> None:
+        self._engine.note_compute(tokens, seconds)
+        if self.shared is not None:
+            self.shared.tier.break_even.note_compute(tokens, seconds)
+
+    def _choose(self, tracked: _Tracked, local_tokens: int, tokens: int) -> Choice:
         choice = tracked.choice
         if choice is None or choice.tokens != tokens:
-            rest = request.num_tokens - local_tokens - tokens
+            rest = tracked.request.num_tokens - local_tokens - tokens
             choice = tracked.choice = self._chooser.choose(tokens, rest, self._computing)
-            logger.debug("Tutti: %s, %d tokens: %s", request.request_id, tokens, choice.why)
-        if not choice.load:
-            return 0, False
-        if self._chooser.is_full(tokens):
-            return None, False
-        # Reads go in order: a step behind others' loads would wait for those as well.
-        tracked.layerwise = choice.layerwise and not self._chooser.parked
-        return tokens, not tracked.layerwise
+            logger.debug("Tutti: %s, %d tokens: %s", tracked.request.request_id, tokens, choice.why)
+        return choice
+
+    def _may_share(self, tracked: _Tracked) -> bool:
+        """Whether a request's chunks may come from the shared store.
+
+        Those of adapters may not: an adapter that is replaced while its chunks are written would leave them
+        there, and nobody could tell.
+        """
+        return tracked.adapter is None and tracked.loads and self._broken is None
+
+    def _beyond(self, tracked: _Tracked, local_tokens: int, hit: int) -> tuple[int, int] | None:
+        """Return the tokens to load from the local and from the shared store; None to be asked again."""
+        if self.shared is None or not self._may_share(tracked):
+            return hit, 0
+        request, size = tracked.request, self._chunk_tokens
+        last = (request.num_tokens - 1) // size
+        # Where groups keep the end of a prefix only, the beginning of a hit is loaded for the hit's own end:
+        # it comes from one store.
+        partial = self._engine.geometry.is_partial
+        start = (local_tokens + (0 if partial else hit)) // size
+        chunks = self.shared.match(request.request_id, self._keys_of(tracked)[start:last], start)
+        if chunks is None:
+            return None
+        tokens = (start + chunks) * size - local_tokens
+        more = tokens - hit
+        if not chunks or more <= 0:
+            return hit, 0
+        wanted = tokens if partial else more
+        if not self.shared.allows(request.request_id, wanted):
+            return hit, 0
+        return tokens - wanted, wanted
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int:
         """Return how many tokens beyond ``local_tokens`` can be loaded.
@@ -192,19 +256,31 @@ class SchedulerSide:
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
         held = tracked.local_tokens
+        shared_tokens = min(tracked.shared_tokens, external_tokens) if self.shared is not None else 0
         table: LoadTable | None = None
         lost: tuple[int, ...] = ()
+        plan: LoadPlan | None = None
+        shared_plan: LoadPlan | None = None
         try:
             table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
             chunks = table.chunks
-            keys = self._keys_of(tracked)[chunks.start : chunks.stop]
-            plan = self._engine.plan_load(
-                ChunkBlocks(keys, table.rows()), self._use_of(tracked, external_tokens)
-            )
+            keys, rows = self._keys_of(tracked)[chunks.start : chunks.stop], table.rows()
+            use = self._use_of(tracked, external_tokens)
+            if shared_tokens and self.shared is not None:
+                border = (held + external_tokens - shared_tokens) // self._chunk_tokens - chunks.start
+                shared = ChunkBlocks(keys[border:], cut(rows, border, len(keys)))
+                shared_plan = self.shared.plan_load(request.request_id, shared, shared_tokens)
+                chunks = range(chunks.start, chunks.start + border)
+                keys, rows = keys[:border], cut(rows, 0, border)
+            if keys:
+                plan = self._engine.plan_load(ChunkBlocks(keys, rows), use)
         except Exception as error:
             # The tokens were promised: the workers have to report them as failed.
             logger.warning("Tutti: a load could not be planned, its tokens are computed again: %s", error)
             plan = None
+            if shared_plan is not None and self.shared is not None:
+                self.shared.drop_load(shared_plan)
+                shared_plan = None
             # It would not be planned the next time either, and vLLM would ask for ever.
             tracked.loads = False
             if table is not None:
@@ -214,12 +290,19 @@ class SchedulerSide:
                 lost = tuple(block for each in block_ids for block in each if block != NULL_BLOCK)
         if plan is not None:
             self._loading[plan.plan_id] = request.request_id
-            self._chooser.begin(plan.plan_id, external_tokens, parked=not tracked.layerwise)
+            self._chooser.begin(plan.plan_id, external_tokens - shared_tokens, parked=not tracked.layerwise)
         if tracked.layerwise:
             self.exposed.begin(request, held, block_ids[0])
-        self._loads.append(RequestLoad(request.request_id, lost, plan, tracked.layerwise))
-        if plan is not None and self.spans is not None:
-            self.spans.begin_load(plan, request, tokens=external_tokens, layerwise=tracked.layerwise)
+        if shared_plan is not None and self.shared is not None:
+            self._loading[shared_plan.plan_id] = request.request_id
+            patience = self.shared.patience(shared_tokens)
+            self._loads.append(RequestLoad(request.request_id, (), shared_plan, patience=patience))
+        if plan is not None or shared_plan is None:
+            self._loads.append(RequestLoad(request.request_id, lost, plan, tracked.layerwise))
+        if self.spans is not None:
+            for each, tokens in ((plan, external_tokens - shared_tokens), (shared_plan, shared_tokens)):
+                if each is not None:
+                    self.spans.begin_load(each, request, tokens=tokens, layerwise=tracked.layerwise)
         # Last: whatever happens to an event, the load is ordered.
         if plan is not None and self.events is not None:
             self.events.note(plan, [(request, chunks)])
@@ -250,11 +333,16 @@ class SchedulerSide:
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
-        return StepOrders(self._layout if loads or stores or first else None, loads, stores, unwanted)
+        layout = self._layout if loads or stores or first else None
+        digest = "" if layout is None or self.shared is None else self.shared.tier.namespace
+        return StepOrders(layout, loads, stores, unwanted, shared=digest)
 
     def add_rewritten(self, orders: StepOrders, scheduler_output: Any) -> StepOrders:
         """Return orders that also name the blocks to which their step may write, where workers want that."""
-        if not self.names_rewritten or not self._engine.planner.pending_stores:
+        pending = self._engine.planner.pending_stores
+        if self.shared is not None:
+            pending += self.shared.tier.pending_stores
+        if not self.names_rewritten or not pending:
             return orders
         sizes = [group.block_tokens for group in self._engine.geometry.groups]
         try:
@@ -290,13 +378,16 @@ class SchedulerSide:
         workers yet where the store is, and they had better open it before the first request waits for that.
         """
         planner = self._engine.planner
-        return planner.pending_stores > 0 or planner.pending_loads > 0 or not self._announced
+        pending = planner.pending_stores + planner.pending_loads
+        if self.shared is not None:
+            pending += self.shared.tier.pending_stores + self.shared.tier.pending_loads
+        return pending > 0 or not self._announced
 
     def degraded(self) -> dict[str, str]:
         """Return what the server does without at present, and why; empty when all is well.
 
         Keys: ``load`` and ``store`` (a breaker is open: after repeated errors only a probe now and then goes
-        through), ``cache`` (a rank cannot use it at all).
+        through), ``cache`` (a rank cannot use it at all), ``shared`` (the shared store, or a part of it).
         """
         planner = self._engine.planner
         state = {}
@@ -306,15 +397,20 @@ class SchedulerSide:
             state["store"] = "stores failed repeatedly"
         if self._broken is not None:
             state["cache"] = self._broken
+        shared = None if self.shared is None else self.shared.tier.degraded()
+        if shared is not None:
+            state["shared"] = shared
         return state
 
     def in_use(self) -> dict[str, int]:
         """Return what is held for requests and transfers, by name; all 0 when idle."""
-        return {
+        own = {
             "requests": len(self._tracked),
             "unordered_loads": len(self._loads) + len(self._unwanted),
             "unreported_loads": len(self._loading),
-        } | self._engine.planner.in_use()
+        }
+        shared = {} if self.shared is None else self.shared.tier.in_use()
+        return own | shared | self._engine.planner.in_use()
 
     def take_stats(self) -> Payload | None:
         """Return what happened since the last call, None if nothing did."""
@@ -324,6 +420,8 @@ class SchedulerSide:
         """Forget every chunk; return whether that is durable."""
         for tracked in self._tracked.values():
             tracked.stores = False
+        if self.shared is not None:
+            self.shared.tier.retire("the cache was reset, and nothing tells new weights from those before")
         return self._engine.reset()
 
     def shutdown(self) -> None:
@@ -333,7 +431,18 @@ class SchedulerSide:
         close, self._close = self._close, lambda: None
         close()
 
+    def _take_shared(self, rank: int, result: Result) -> None:
+        assert self.shared is not None
+        tracked = self._tracked.get(self._loading.get(result.plan_id, ""))
+        if tracked is not None and isinstance(result, LoadResult) and result.failed:
+            tracked.loads = False
+        if self.shared.take(rank, result):
+            self._loading.pop(result.plan_id, None)
+
     def _take(self, rank: int, result: Result) -> None:
+        if is_shared_plan(result.plan_id):
+            self._take_shared(rank, result)
+            return
         if not isinstance(result, LoadResult):
             if isinstance(result, StoreResult):
                 result = self.adapters.believed(result)
@@ -379,15 +488,32 @@ class SchedulerSide:
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
+        shared = self._plan_shared_stores()
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
-            return ()
+            return shared
         if adapters:
             self.adapters.note_store(plan.plan_id, adapters)
         if self.spans is not None:
             self.spans.begin_store(plan, [request for request, _ in owners])
         if self.events is not None:
             self._note_events(plan, owners)
+        return (plan, *shared)
+
+    def _plan_shared_stores(self) -> tuple[StorePlan, ...]:
+        candidates, self._shared_stores = self._shared_stores, []
+        if self.shared is None or not candidates:
+            return ()
+        try:
+            plan = self.shared.plan_store(candidates)
+        except Exception:
+            # Not a reason to store nothing here.
+            logger.exception("Tutti: this step writes nothing to the shared store.")
+            return ()
+        if plan is None:
+            return ()
+        if self.spans is not None:
+            self.spans.begin_store(plan, ())
         return (plan,)
 
     def _time_prefill(self, tracked: _Tracked) -> None:
@@ -426,6 +552,8 @@ class SchedulerSide:
             self.meter.note_prompt(request.num_tokens, hit_tokens)
             keys = self._keys_of(tracked).copy()
             tracked.use = self._engine.note_prompt(keys, request.cache_salt)
+            if self.shared is not None and tracked.adapter is None:
+                self.shared.tier.note_prompt(keys)
         return tracked.use
 
     def _completed_chunks(
@@ -442,11 +570,18 @@ class SchedulerSide:
         keys = self._keys_of(tracked)[first:last]
         tracked.next_store_chunk = first + len(keys)
         unknown = self._engine.planner.unknown(keys)
-        if not unknown:
+        wanted: list[int] = []
+        if self.shared is not None and tracked.adapter is None:
+            wanted = self.shared.tier.wants(keys)
+        if not unknown and not wanted:
             return [], 0
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return [], 0
+        for position in wanted:
+            blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
+            if blocks is not None:
+                self._shared_stores.append((keys[position], blocks))
         completed: list[tuple[ChunkKey, BlockIds]] = []
         for position in unknown:
             blocks = stored_blocks(self._engine.geometry, block_ids, first + position)

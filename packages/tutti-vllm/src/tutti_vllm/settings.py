@@ -12,6 +12,7 @@ from typing import Any
 
 from tutti_engine import PolicySettings
 from tutti_vllm.load_mode import LOAD_MODES
+from tutti_vllm.shared_settings import SharedSettings
 
 __all__ = ["Settings", "SettingsError", "check_known", "known_settings"]
 
@@ -31,6 +32,7 @@ class Settings:
         roots: directories that share the data; with several, each should be a drive of its own.
         blocks_per_chunk: vLLM blocks of one chunk; 0 chooses (segments of at least 256 KiB).
         policies: who is stored, who stays and who goes; its settings are keys of their own.
+        shared: a store that several servers share; its settings are keys of their own.
         strict: whether a cache that cannot be opened stops the server instead of being left out.
         min_free_bytes: what the roots' file systems keep free; below it nothing is stored and chunks are
             given back.
@@ -66,6 +68,7 @@ class Settings:
     break_even: bool = True
     max_loading_bytes: int = 1 << 30
     policies: PolicySettings = field(default_factory=PolicySettings)
+    shared: SharedSettings = field(default_factory=SharedSettings)
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> Settings:
@@ -91,13 +94,14 @@ class Settings:
             break_even=_truth(extra, "break_even", default=True),
             max_loading_bytes=_whole_number(extra, "max_loading_bytes", minimum=1, default=1 << 30),
             policies=_policies(extra),
+            shared=_shared(extra),
         )
 
 
 def known_settings() -> tuple[str, ...]:
     """Return the keys that a user may write."""
-    own = (each.name for each in fields(Settings) if each.name not in ("roots", "policies"))
-    return ("root", *own, *PolicySettings.names())
+    own = (each.name for each in fields(Settings) if each.name not in ("roots", "policies", "shared"))
+    return ("root", *own, *PolicySettings.names(), *SharedSettings.names())
 
 
 def check_known(given: Mapping[str, Any], where: str) -> None:
@@ -142,6 +146,13 @@ def _truth(extra: Mapping[str, Any], key: str, *, default: bool) -> bool:
 def _policies(extra: Mapping[str, Any]) -> PolicySettings:
     try:
         return PolicySettings.parse({name: extra[name] for name in PolicySettings.names() if name in extra})
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _shared(extra: Mapping[str, Any]) -> SharedSettings:
+    try:
+        return SharedSettings.parse(extra)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

@@ -18,6 +18,7 @@ from typing import Any
 from tutti_engine import PolicySettings
 from tutti_vllm import ranges
 from tutti_vllm.settings import Settings, SettingsError, check_known, known_settings
+from tutti_vllm.shared_settings import SharedSettings
 
 __all__ = ["CONFIG_VARIABLE", "EXTRA", "PREFIX", "Effective", "Value", "effective", "read_file"]
 
@@ -70,7 +71,7 @@ def effective(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Effec
         settings = Settings.parse({key: each.value for key, each in given.items()})
     except SettingsError as error:
         # Messages begin with the key.
-        culprit = given.get(str(error).split(maxsplit=1)[0])
+        culprit = given.get(str(error).split(maxsplit=1)[0].rstrip(":"))
         if culprit is None or culprit.source == EXTRA:
             raise
         raise SettingsError(f"{error} ({culprit.source})") from None
@@ -147,7 +148,7 @@ def values_of(
     """Return each setting's value as it counts, as JSON, in the order of their table."""
     found: dict[str, Value] = {}
     for each in fields(Settings):
-        if each.name == "policies":
+        if each.name in ("policies", "shared"):
             continue
         value = getattr(settings, each.name)
         if each.name == "roots":
@@ -157,6 +158,9 @@ def values_of(
     for name in PolicySettings.names():
         source = given[name].source if name in given else DEFAULT
         found[name] = Value(getattr(settings.policies, name), source)
+    for name in SharedSettings.names():
+        source = given[name].source if name in given else DEFAULT
+        found[name] = Value(getattr(settings.shared, name), source)
     if environment.get(ranges.VARIABLE, "0") not in ("", "0"):
         found["nvtx"] = Value(True, f"environment {ranges.VARIABLE}")
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from tutti_engine import PolicySettings
 from tutti_vllm.settings import Settings
+from tutti_vllm.shared_settings import SharedSettings
 
 __all__ = ["markdown", "meanings"]
 
@@ -32,10 +33,10 @@ def meanings(cls: type) -> dict[str, str]:
 def markdown() -> str:
     """Return the table: each setting with its default and its meaning."""
     lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
-    for cls in (Settings, PolicySettings):
+    for cls in (Settings, PolicySettings, SharedSettings):
         said = meanings(cls)
         for each in dataclasses.fields(cls):
-            if each.name == "policies":
+            if each.name in ("policies", "shared"):
                 continue
             key = _KEYS.get(each.name, each.name)
             default = _DEFAULTS.get(each.name) or _shown(each.default)

@@ -27,6 +27,8 @@ _TROUBLE = {
     "over_budget_chunks": "over the write budget",
     "over_quota_chunks": "over their tenant's share",
     "store_dropped_chunks": "found no room",
+    "shared_load_failed_chunks": "failed to load from the shared store",
+    "shared_store_failed_chunks": "failed to be written to the shared store",
 }
 
 
@@ -56,6 +58,12 @@ def describe(moved: Mapping[str, float], gauges: Mapping[str, float]) -> str:
         parts.append(loaded)
     if count("written_bytes"):
         parts.append(f"{count('written_bytes') / _MEBIBYTE:,.1f} MiB stored")
+    if count("shared_hits"):
+        parts.append(
+            f"{count('shared_hits'):,} hits of the shared store, {count('shared_hit_tokens'):,} tokens"
+        )
+    if count("shared_written_bytes"):
+        parts.append(f"{count('shared_written_bytes') / _MEBIBYTE:,.1f} MiB written there")
     parts += [f"{count(name):,} chunks {words}" for name, words in _TROUBLE.items() if count(name)]
     if count("break_even_refused"):
         parts.append(f"{count('break_even_refused'):,} hits were faster to compute")
@@ -63,6 +71,8 @@ def describe(moved: Mapping[str, float], gauges: Mapping[str, float]) -> str:
     paused = [what for what in ("load", "store") if gauges.get(f"{what}_breaker")]
     if paused:
         parts.append(f"paused: {', '.join(what + 's' for what in paused)}")
+    if gauges.get("shared_up") == 0:
+        parts.append("without the shared store")
     return "Tutti: " + "; ".join(parts) + "."
 
 

@@ -20,15 +20,20 @@ from tutti_engine import (
     TuttiEngine,
 )
 from tutti_engine.executor import Result
+from tutti_engine.shared_tier import is_shared_plan
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import WorkerMeter
-from tutti_vllm.payload import Payload
+from tutti_vllm.payload import Payload, merge
+from tutti_vllm.shared_worker import SharedWorker
 
 __all__ = ["WorkerSide", "leave_pages_here"]
 
 logger = logging.getLogger(__name__)
+
+SHARED_SHUTDOWN_SECONDS = 5.0
+"""What is on its way to a shared store at the end is worth no more."""
 
 _here: weakref.WeakSet[WorkerSide] = weakref.WeakSet()
 """The sides of this process that have pages."""
@@ -47,6 +52,7 @@ class WorkerSide:
         *,
         stores: bool = True,
         by_request: bool = False,
+        shared: SharedWorker | None = None,
     ) -> None:
         """Make a worker's side.
 
@@ -55,7 +61,9 @@ class WorkerSide:
             open_engine: makes an engine on this rank's part of a store, ready to be bound.
             stores: whether this rank stores; else another one stores the same bytes.
             by_request: whether a load that failed is reported by its request instead of its blocks.
+            shared: this rank's transfers from and to a shared store, if there is one.
         """
+        self.shared = shared
         self._rank = rank
         self._meter = WorkerMeter(rank)
         self._open_engine = open_engine
@@ -93,8 +101,8 @@ class WorkerSide:
         """Leave the pages alone until ``wake``: their memory is about to go. May be called again."""
         self._asleep = True
         for load in self._waiting.values():
-            if self._engine is not None and load.plan is not None:
-                self._engine.give_up_load(load.plan)
+            if load.plan is not None:
+                self._end_early(load.plan)
         self.leave_pages()
 
     def wake(self) -> None:
@@ -105,6 +113,8 @@ class WorkerSide:
         """Give up stores whose pages were not copied; nothing reads pages for one once this returns."""
         if self._engine is not None:
             self._engine.leave_pages()
+        if self.shared is not None:
+            self.shared.leave_pages()
 
     def refuse(self, reason: str) -> None:
         """Note that this rank's KV cache cannot be used; the scheduler is told with the next report."""
@@ -112,13 +122,14 @@ class WorkerSide:
 
     def give_back(self, blocks: Sequence[int] | None) -> None:
         """Leave blocks alone that the next step may write to, None for all. May be called again."""
-        if self._engine is None:
-            return
         try:
             if blocks is None:
                 self.leave_pages()
             elif blocks:
-                self._engine.reuse_blocks(blocks)
+                if self._engine is not None:
+                    self._engine.reuse_blocks(blocks)
+                if self.shared is not None:
+                    self.shared.reuse_blocks(blocks)
         except Exception:
             # Nothing is stored of these blocks, and the step has other orders.
             logger.exception("Tutti: the device did not take the order to wait for stores.")
@@ -136,6 +147,7 @@ class WorkerSide:
             # A plan that needs the store and does not get it says why.
             with contextlib.suppress(Exception):
                 self._opened(orders.layout)
+            self._open_shared(orders)
 
     def start_loads(self) -> None:
         """Start the step's loads; called before or after the layers ran, or in a step without any."""
@@ -177,6 +189,9 @@ class WorkerSide:
             results += self._engine.take_results()
         for result in results:
             self._meter.end(result)
+        if self.shared is not None:
+            results += self.shared.take_results()
+        for result in results:
             if isinstance(result, LoadResult):
                 self._end_load(result)
         self._results += results
@@ -216,17 +231,24 @@ class WorkerSide:
             "untold_requests": len(self._received),
             "untold_bad_blocks": len(self._bad_blocks) + len(self._failed),
         }
-        return own if self._engine is None else own | self._engine.executor.in_use()
+        own |= {} if self._engine is None else self._engine.executor.in_use()
+        return own if self.shared is None else own | self.shared.in_use()
 
     def take_stats(self) -> Payload | None:
         """Return what happened on this rank since the last call, None if nothing did."""
-        return self._meter.take(None if self._engine is None else self._engine.executor)
+        own = self._meter.take(None if self._engine is None else self._engine.executor)
+        shared = None if self.shared is None else self.shared.take_stats()
+        if own is not None and shared is not None:
+            merge(own, shared)
+        return own or shared
 
     def shutdown(self, timeout: float) -> None:
         """Finish what is under way for up to ``timeout`` seconds and close the store."""
         engine, self._engine = self._engine, None
         if engine is not None and not engine.shutdown(timeout):
             logger.warning("Tutti: transfers were still under way after %.0f s; they are given up.", timeout)
+        if self.shared is not None:
+            self.shared.shutdown(min(timeout, SHARED_SHUTDOWN_SECONDS))
 
     def _start(self, loads: Sequence[RequestLoad]) -> None:
         # A step waits for its layer-wise loads, so they go first.
@@ -235,9 +257,13 @@ class WorkerSide:
             if load.plan is None:
                 self._fail(load)
             elif not load.layerwise:
-                self._meter.begin_load(load.plan.plan_id)
+                if not is_shared_plan(load.plan.plan_id):
+                    self._meter.begin_load(load.plan.plan_id)
                 self._waiting[load.plan.plan_id] = load
-                self._execute(load.plan)
+        # A request is told once all of its loads have ended, so that all of them are known first.
+        for load in loads:
+            if load.plan is not None and not load.layerwise:
+                self._execute(load.plan, load.patience)
 
     def _start_by_layers(self, loads: Sequence[RequestLoad]) -> None:
         if not loads:
@@ -257,11 +283,24 @@ class WorkerSide:
     def _give_up(self, plan_id: int) -> None:
         """Give a parked request's blocks back at once, whatever its load waits for."""
         load = self._waiting.get(plan_id)
-        if load is None or load.plan is None or load.layerwise or self._engine is None:
+        if load is None or load.plan is None or load.layerwise:
             return
-        self._engine.give_up_load(load.plan)
+        self._end_early(load.plan)
         del self._waiting[plan_id]
-        self._received.add(load.request_id)
+        self._receive(load)
+
+    def _end_early(self, plan: LoadPlan) -> None:
+        """Have nothing write to a load's pages any more."""
+        if is_shared_plan(plan.plan_id):
+            if self.shared is not None:
+                self.shared.give_up(plan)
+        elif self._engine is not None:
+            self._engine.give_up_load(plan)
+
+    def _receive(self, load: RequestLoad) -> None:
+        """Report a request whose load has ended, unless another one of it has not."""
+        if all(other.request_id != load.request_id for other in self._waiting.values()):
+            self._received.add(load.request_id)
 
     def _settle_layers(self) -> None:
         lost, tainted = self._layers.settle()
@@ -277,7 +316,7 @@ class WorkerSide:
         if load.layerwise:
             self._tainted = True
         else:
-            self._received.add(load.request_id)
+            self._receive(load)
 
     def _refuse(self, plan: LoadPlan | StorePlan, code: int) -> None:
         """Report a plan as ended although it was not tried."""
@@ -288,8 +327,33 @@ class WorkerSide:
             else StoreResult(plan.plan_id, (None,) * count, errno=code)
         )
 
-    def _execute(self, plan: LoadPlan | StorePlan) -> None:
+    def _open_shared(self, orders: StepOrders) -> None:
+        if self.shared is None or not orders.shared or orders.layout is None or self._asleep:
+            return
+        try:
+            self.shared.open(orders.layout, orders.shared)
+        except Exception as error:
+            # The next orders try again.
+            logger.warning("Tutti: rank %d cannot use the shared store: %s", self._rank, error)
+
+    def _execute_shared(self, plan: LoadPlan | StorePlan, patience: float) -> None:
+        if self.shared is None or self._asleep:
+            self._refuse(plan, errno.ECANCELED)
+            return
+        try:
+            if isinstance(plan, LoadPlan):
+                self.shared.load(plan, patience)
+            else:
+                self.shared.store(plan)
+        except Exception as error:
+            logger.debug("Tutti: rank %d cannot use the shared store: %s", self._rank, error)
+            self._refuse(plan, getattr(error, "errno", None) or errno.EIO)
+
+    def _execute(self, plan: LoadPlan | StorePlan, patience: float = 0.0) -> None:
         """Start a plan; one that cannot be started has ended, badly."""
+        if is_shared_plan(plan.plan_id):
+            self._execute_shared(plan, patience)
+            return
         try:
             engine = self._opened(self._orders.layout)
             if isinstance(plan, LoadPlan):
@@ -322,7 +386,7 @@ class WorkerSide:
             # It was given up, and its blocks may belong to somebody else by now.
             return
         if not load.layerwise:
-            self._received.add(load.request_id)
+            self._receive(load)
         assert load.plan is not None
         for position in result.failed:
             for rows in load.plan.columns.groups:
