@@ -91,9 +91,9 @@ def test_the_readmes_json_and_table_agree_with_the_settings() -> None:
     assert [str(root) for root in parsed.roots] == configuration["kv_connector_extra_config"]["root"]
     in_table = set(re.findall(r"^\| `(\w+)` \|", README.read_text(), re.MULTILINE))
     names = {field.name for field in dataclasses.fields(settings.Settings)}
-    # Policies are keys of their own.
-    names |= set(settings.PolicySettings.names())
-    assert in_table == {"root", *names} - {"roots", "policies"}
+    # Policies and what is said of a shared store are keys of their own.
+    names |= {*settings.PolicySettings.names(), *settings.SharedSettings.names()}
+    assert in_table == {"root", *names} - {"roots", "policies", "shared"}
     for name in in_table - {"capacity_bytes"}:
         with pytest.raises(settings.SettingsError, match=name):
             settings.Settings.parse({"capacity_bytes": 1, name: object()})
