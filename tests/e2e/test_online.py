@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from tests.e2e.conftest import BLOCKS_PER_CHUNK, MODEL
 from tools import monitoring
 from tools.engine_process import EngineSpec, store_directory
 from tools.online_server import Conversation, OnlineServer, complete, converse, metric_families, read_metrics
+from tutti_engine import warming
 
 CONVERSATIONS = 8
 # Two or three of the longest conversations: the others have to come back from disk.
@@ -91,6 +93,16 @@ def spans_tell_of_loads_and_stores(collector: Collector, loaded: float) -> None:
     assert sum(values["tutti.chunks"] for _, values in ours) == 3
 
 
+def warms_up(server: OnlineServer) -> None:
+    """Send prompts as ``tutti warm`` does and compare what is told of them with what must be stored."""
+    lines = [json.dumps({"prompt": [9 + number] * 200}) for number in range(3)]
+    there = warming.Server(f"http://127.0.0.1:{server.port}")
+    report = warming.warm(there, warming.read_prompts(lines), model=there.model(), concurrency=2)
+    assert (report.sent, report.failed, report.prompt_tokens) == (3, [], 600)
+    assert report.moved is not None and report.moved["prompt_tokens"] == 600
+    assert (report.moved["stored_chunks"], report.moved["hit_tokens"]) == (9, 0)
+
+
 async def load(server: OnlineServer) -> list[Conversation]:
     return await asyncio.gather(
         *(
@@ -156,6 +168,7 @@ def serve_conversations(spec: EngineSpec, collector: Collector) -> list[tuple[li
         again = conversations[0].turns[-1]
         assert asyncio.run(complete(server, again[0], again[1])) == again[2]
         asyncio.run(complete(server, [7] * 200, 1, trace=f"00-{TRACE}-{PARENT}-01"))
+        warms_up(server)
         assert settled(server)["vllm:kv_cache_usage_perc"] == 0
         # A server that is told to end does not wait for what is still to be exported.
         with collector.came:

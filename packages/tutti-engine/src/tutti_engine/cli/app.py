@@ -16,6 +16,7 @@ from tutti_engine.cli.plan import plan
 from tutti_engine.cli.simulate import simulate
 from tutti_engine.cli.stores import list_stores, stat
 from tutti_engine.cli.verify import verify
+from tutti_engine.cli.warm import warm
 
 __all__ = ["ENTRY_POINT_GROUP", "add_commands", "app"]
 
@@ -36,6 +37,7 @@ app.command()(verify)
 app.command()(gc)
 app.command("export")(export_store)
 app.command("import")(import_file)
+app.command()(warm)
 app.command()(bench)
 app.command()(simulate)
 app.command()(plan)
