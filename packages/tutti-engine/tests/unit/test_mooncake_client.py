@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 
 import pytest
 
@@ -159,3 +160,22 @@ def test_one_at_a_time_and_who_stays_too_long_does_not_count():
     impatient = Turns(1, 0.001)
     with impatient.taken(), impatient.taken(), impatient.taken():
         pass
+
+
+def test_the_end_of_a_process_waits_for_calls_and_lets_no_more_begin():
+    calls, inside, go = mooncake_client.Calls(), threading.Event(), threading.Event()
+
+    def call():
+        with calls.under_way():
+            inside.set()
+            assert go.wait(30)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(30)
+    assert not calls.end(0.0)
+    with pytest.raises(OSError, match="the process ends"), calls.under_way():
+        pass
+    go.set()
+    assert calls.end(time.monotonic() + 30)
+    thread.join(30)

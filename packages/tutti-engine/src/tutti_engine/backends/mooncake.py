@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tutti_engine.backend import StagingWindow
-from tutti_engine.backends.mooncake_client import MooncakeOptions, connect, errno_of, load
+from tutti_engine.backends.mooncake_client import CALLS, MooncakeOptions, connect, errno_of, load
 from tutti_engine.blocking_store import BlockingStore
 
 __all__ = ["MooncakeStore"]
@@ -133,7 +133,8 @@ class MooncakeStore(BlockingStore):
         """Ask the master. One that says yes keeps the object for its lease, 10 s if nothing else was set."""
         if not names:
             return []
-        codes = self._client.batch_is_exist(list(names))
+        with CALLS.under_way():
+            codes = self._client.batch_is_exist(list(names))
         bad = next((code for code in codes if code < 0), 0)
         if bad:
             raise OSError(errno_of(bad), f"Mooncake's master cannot say what there is: code {bad}")
@@ -143,7 +144,8 @@ class MooncakeStore(BlockingStore):
         """Remove objects, also those with a lease."""
         if not names:
             return
-        codes = {errno_of(code) for code in self._client.batch_remove(list(names), True) if code}
+        with CALLS.under_way():
+            codes = {errno_of(code) for code in self._client.batch_remove(list(names), True) if code}
         bad = codes - {errno.ENOENT}
         if bad:
             raise OSError(min(bad), "Mooncake could not remove objects")
@@ -151,14 +153,14 @@ class MooncakeStore(BlockingStore):
     def put(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Write objects; those that are there already, or on their way, count as written."""
         places, sizes = _parts(pieces)
-        with self._writing.taken():
+        with self._writing.taken(), CALLS.under_way():
             codes = self._client.batch_put_from_multi_buffers(list(names), places, sizes, self._config)
         return [0 if code == 0 else errno_of(code) for code in codes]
 
     def get(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Read objects."""
         places, sizes = _parts(pieces)
-        with self._reading.taken():
+        with self._reading.taken(), CALLS.under_way():
             codes = self._client.batch_get_into_multi_buffers(list(names), places, sizes)
         wanted = [sum(each) for each in sizes]
         statuses = [
@@ -179,7 +181,8 @@ class MooncakeStore(BlockingStore):
         unclear = [number for number, status in enumerate(statuses) if status in (errno.EIO, errno.EINVAL)]
         if not unclear:
             return statuses
-        found = self._client.batch_get_replica_desc([names[number] for number in unclear])
+        with CALLS.under_way():
+            found = self._client.batch_get_replica_desc([names[number] for number in unclear])
         told = list(statuses)
         for number in unclear:
             sizes = {

@@ -6,19 +6,22 @@ What is known of it was seen with version 0.3.13 and is written down in ``docs/m
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import math
 import os
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from tutti_engine.errors import BackendError
 
-__all__ = ["INSTALL", "MooncakeOptions", "connect", "errno_of", "load", "master_answers"]
+__all__ = ["CALLS", "INSTALL", "Calls", "MooncakeOptions", "connect", "errno_of", "load", "master_answers"]
 
 INSTALL = (
     "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine or "
@@ -40,6 +43,48 @@ CODES = {
     -901: errno.ETIMEDOUT,
 }
 """Codes that were seen; any other one is ``EIO``."""
+
+
+EXIT_SECONDS = 10.0
+"""How long the end of a process waits for calls that are under way."""
+
+
+class Calls:
+    """Calls of Mooncake's client that are under way in this process.
+
+    The end of the interpreter unwinds its daemon threads; one that is inside Mooncake then ends the process
+    with SIGABRT. So the end waits for them, and no new ones begin.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._ending = False
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Count a call for the block. Raises OSError with ``ESHUTDOWN`` at the end of the process."""
+        with self._changed:
+            if self._ending:
+                raise OSError(errno.ESHUTDOWN, "the process ends, Mooncake is not called any more")
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def end(self, deadline: float) -> bool:
+        """Let no call begin any more and wait for the others; return whether they have ended."""
+        with self._changed:
+            self._ending = True
+            return self._changed.wait_for(lambda: not self._count, max(0.0, deadline - time.monotonic()))
+
+
+CALLS = Calls()
+
+atexit.register(lambda: CALLS.end(time.monotonic() + EXIT_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +160,15 @@ def connect(options: MooncakeOptions) -> Any:
     late = threading.Event()
 
     def set_up() -> None:
-        code = client.setup(
-            options.host or own, options.metadata, options.segment_bytes, options.buffer_bytes,
-            options.protocol, options.devices, options.master,
-        )  # fmt: skip
-        codes.append(code)
-        if late.is_set():
-            with contextlib.suppress(Exception):
-                client.close()
+        with contextlib.suppress(OSError), CALLS.under_way():
+            code = client.setup(
+                options.host or own, options.metadata, options.segment_bytes, options.buffer_bytes,
+                options.protocol, options.devices, options.master,
+            )  # fmt: skip
+            codes.append(code)
+            if late.is_set():
+                with contextlib.suppress(Exception):
+                    client.close()
 
     # A set-up cannot be ended: one that comes too late closes again what it has opened.
     thread = threading.Thread(target=set_up, name="tutti-mooncake-setup", daemon=True)
