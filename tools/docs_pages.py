@@ -9,7 +9,14 @@ from pathlib import Path
 __all__ = ["address", "pages"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("*.md", "docs/**/*.md", "packages/*/README.md", "packages/*/CHANGELOG.md", "packages/*/docs/**/*.md")
+PAGES = (
+    "*.md",
+    "docs/**/*.md",
+    "packages/*/README.md",
+    "packages/*/CHANGELOG.md",
+    "packages/*/docs/**/*.md",
+    "packages/*/examples/**/*.md",
+)
 
 
 def pages(root: Path = ROOT) -> list[str]:
