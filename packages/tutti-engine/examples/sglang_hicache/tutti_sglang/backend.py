@@ -2,8 +2,8 @@
 """A storage backend of SGLang's HiCache, found through its dynamic interface.
 
 Every rank that stores has a store of its own, in files below ``root``. A page is one chunk, its key a digest
-of the name that SGLang gives it. Pages travel between the files and HiCache's own host pool through the engine's
-staging memory, and what does not verify is not written there.
+of the name that SGLang gives it. Pages travel between the files and HiCache's own host pool through staging
+memory of the engine, and what does not verify is not written there.
 """
 
 from __future__ import annotations
