@@ -41,9 +41,10 @@ class Host:
         self.options = options
         self.pages = [bytearray(MOST_CHUNKS * CHUNK_PAGES) for _ in range(LAYERS)]
         names = ObjectNames(options.digest)
+        self.stores = [ConnectingStore(self.connect, first_pause=0.2) for _ in range(2)]
         self.executor = Executor(
             GEOMETRY,
-            SharedBackend(ConnectingStore(self.connect, first_pause=0.2), names, 0, GEOMETRY),
+            SharedBackend(self.stores[0], names, 0, GEOMETRY),
             PlainMover(GEOMETRY, [memoryview(page) for page in self.pages]),
             ExecutionSettings(
                 io_timeout=options.io_timeout, load_bank_bytes=8 << 20, store_bank_bytes=8 << 20
@@ -51,7 +52,7 @@ class Host:
         )
         self.tier = SharedTier(
             GEOMETRY,
-            ConnectingStore(self.connect, first_pause=0.2),
+            self.stores[1],
             options.digest,
             settings=SharedTierSettings(
                 write="always", lookup=LookupSettings(hit_seconds=2.0, miss_seconds=0.2)
@@ -158,6 +159,8 @@ def main() -> None:
         object_header.OBJECT_VERSION = options.header_version
         ObjectNames.__init__ = _names_of_version_one  # type: ignore[method-assign]
     host = Host(options)
+    for store in host.stores:
+        store.wait_settled(60.0)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
