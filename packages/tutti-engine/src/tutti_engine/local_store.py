@@ -21,6 +21,7 @@ from tutti_engine.errors import CatalogueError, GeometryError, TuttiError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
 from tutti_engine.owner import OwnerLock
+from tutti_engine.readers import make_readers_file
 from tutti_engine.slot_table import SLOT_TABLE_NAME
 from tutti_engine.store_capacity import (
     CHECKSUM_BYTES,
@@ -152,6 +153,8 @@ class LocalStore:
             stack.pop_all()
             stack.callback(give_up, catalogue, owners)
             remove_stale_catalogues(directories[1:])
+            for directory in directories:
+                make_readers_file(directory)
             with opening_turn([directory.parent for directory in directories]):
                 siblings = [store_name(namespace, each, replicas) for each in range(replicas)]
                 others = bytes_of_others(directories, siblings, capacity_bytes, reclaim_unused_days)

@@ -46,12 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen:
             print(f"there is no store named {given.name}", file=sys.stderr)
             return 1
+        since = None
     else:
         since = time.time() - given.unused_days * 86400
         chosen = [each for each in stores if not each.owned and each.used_at < since]
     for each in chosen:
         try:
-            remove_store(each)
+            remove_store(each, unused_since=since)
         except (OSError, StoreBusyError) as error:
             print(f"{each.name}: {error}", file=sys.stderr)
             return 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tutti_engine.errors import StoreBusyError
+from tutti_engine.readers import reader_of
 from tutti_engine.store_facts import StoreFacts
 from tutti_engine.store_share import OtherStore, remove_store
 
@@ -23,6 +24,10 @@ def why_kept(store: StoreFacts, unused_since: float | None) -> str:
     if store.owner is not None:
         who = "a process" if store.owner.pid is None else f"process {store.owner.pid}"
         return f"it is in use by {who}"
+    for directory in store.directories:
+        reader = reader_of(directory)
+        if reader is not None:
+            return str(reader)
     if store.elsewhere:
         return "parts of it lie elsewhere: name " + ", ".join(str(each.parent) for each in store.elsewhere)
     if len(store.made_as) > len(store.directories):
@@ -34,13 +39,18 @@ def why_kept(store: StoreFacts, unused_since: float | None) -> str:
     return "" if store.used_at < unused_since else "it was used since"
 
 
-def remove(stores: Iterable[StoreFacts]) -> tuple[list[StoreFacts], list[tuple[StoreFacts, str]]]:
-    """Remove stores; return those that are gone, and those that are not and why."""
+def remove(
+    stores: Iterable[StoreFacts], unused_since: float | None = None
+) -> tuple[list[StoreFacts], list[tuple[StoreFacts, str]]]:
+    """Remove stores; return those that are gone, and those that are not and why.
+
+    Each is looked at once more when nobody can open it any more; see ``why_kept`` for ``unused_since``.
+    """
     gone: list[StoreFacts] = []
     left: list[tuple[StoreFacts, str]] = []
     for store in stores:
         try:
-            remove_store(OtherStore(store.name, list(store.directories)))
+            remove_store(OtherStore(store.name, list(store.directories)), unused_since=unused_since)
         except (OSError, StoreBusyError) as error:
             left.append((store, str(error)))
         else:

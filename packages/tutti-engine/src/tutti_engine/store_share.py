@@ -18,6 +18,7 @@ from typing import Any
 from tutti_engine.catalogue_file import CATALOGUE_NAME, DAMAGED, NEWER
 from tutti_engine.errors import RootError, StoreBusyError
 from tutti_engine.owner import LOCK_NAME, OwnerLock
+from tutti_engine.readers import READERS_NAME, without_readers
 from tutti_engine.slot_table import SLOT_TABLE_NAME
 from tutti_engine.store_roots import (
     EXHAUSTED,
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 TURN_NAME = "opening.lock"
 
 OWN_FILE = re.compile(
-    rf"{re.escape(NAMESPACE_FILE)}|{re.escape(SLOT_TABLE_NAME)}"
+    rf"{re.escape(NAMESPACE_FILE)}|{re.escape(SLOT_TABLE_NAME)}|{re.escape(READERS_NAME)}"
     rf"|{re.escape(CATALOGUE_NAME)}(\.({DAMAGED}|{NEWER})-[0-9]+)?(-wal|-shm)?"
 )
 """What a store makes beside its lock and its segments."""
@@ -159,25 +160,37 @@ def other_stores(roots: Sequence[Path], mine: Sequence[str] = ()) -> list[OtherS
             reserved = namespace_of_other(directory).get("reserved_bytes")
             other.reserved += reserved if isinstance(reserved, int) and reserved > 0 else 0
             other.owned = other.owned or is_owned(directory)
-            with contextlib.suppress(OSError):
-                for name in (CATALOGUE_NAME, f"{CATALOGUE_NAME}-wal"):
-                    other.used_at = max(other.used_at, (directory / name).stat().st_mtime)
     for other in found.values():
-        if not other.used_at:
-            other.used_at = last_written(other.directories)
+        other.used_at = catalogue_written(other.directories) or last_written(other.directories)
     return sorted(found.values(), key=lambda other: other.used_at)
 
 
-def last_written(directories: Sequence[Path]) -> float:
-    """Return when an owner last took these directories or wrote there, seconds since 1970; 0 if never."""
+def catalogue_written(directories: Sequence[Path]) -> float:
+    """Return when a catalogue in these directories was last written, seconds since 1970; 0 without one."""
+    paths = [each / name for each in directories for name in (CATALOGUE_NAME, f"{CATALOGUE_NAME}-wal")]
+    return max(map(written_at, paths), default=0.0)
+
+
+def last_written(directories: Sequence[Path], *, taken: bool = True) -> float:
+    """Return when an owner last took these directories (unless told not to look at that) or wrote there.
+
+    Seconds since 1970; 0 if never.
+    """
     times = [0.0]
     for directory in directories:
         folders = [Path(each) for each in plain_entries(directory) if RANK_DIRECTORY.fullmatch(each.name)]
         files = [each for folder in folders for each in plain_entries(folder)]
-        for path in (directory / LOCK_NAME, *map(Path, files)):
-            with contextlib.suppress(OSError):
-                times.append(path.lstat().st_mtime)
+        times += map(written_at, map(Path, files))
+        times += [written_at(directory / LOCK_NAME)] if taken else []
     return max(times)
+
+
+def written_at(path: Path) -> float:
+    """Return when a file was last written, seconds since 1970; 0 when there is none to see."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def reclaim(others: Sequence[OtherStore], *, wanted: int, unused_since: float) -> list[OtherStore]:
@@ -191,7 +204,7 @@ def reclaim(others: Sequence[OtherStore], *, wanted: int, unused_since: float) -
             left.append(other)
             continue
         try:
-            remove_store(other)
+            remove_store(other, unused_since=unused_since)
         except (OSError, StoreBusyError) as error:
             log.warning("%s cannot be removed: %s", other.directories[0], error)
             left.append(other)
@@ -201,14 +214,22 @@ def reclaim(others: Sequence[OtherStore], *, wanted: int, unused_since: float) -
     return left
 
 
-def remove_store(other: OtherStore) -> None:
+def remove_store(other: OtherStore, *, unused_since: float | None = None) -> None:
     """Remove all that a store made, and its directories unless something else lies there.
 
-    Raises StoreBusyError while a process has it open, OSError when the system refuses.
+    With ``unused_since`` only if nobody has used it since then: who did may have come and gone after it was
+    looked at. Raises StoreBusyError while a process has it open or reads it, or when it was used since;
+    OSError when the system refuses.
     """
     with contextlib.ExitStack() as stack:
+        # Before the locks, which are written to by whoever takes them.
+        used_at = catalogue_written(other.directories) or last_written(other.directories)
         for directory in other.directories:
             stack.enter_context(OwnerLock(directory))
+            stack.enter_context(without_readers(directory))
+        now = catalogue_written(other.directories) or last_written(other.directories, taken=False)
+        if unused_since is not None and max(used_at, now) >= unused_since:
+            raise StoreBusyError("it was used since", path=other.directories[0], pid=None)
         for directory in other.directories:
             for entry in plain_entries(directory):
                 path = Path(entry)

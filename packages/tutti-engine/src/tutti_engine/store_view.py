@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tutti_engine.checksum_table import ChecksumTable
 from tutti_engine.errors import CatalogueError, RootError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
+from tutti_engine.readers import ReaderLock
 from tutti_engine.slot_table import Row
 from tutti_engine.store_capacity import CHECKSUM_BYTES
 from tutti_engine.store_layout import MAX_FILES_PER_ROOT, StoreLayout
@@ -33,7 +35,8 @@ READ_ROWS = 256
 class LocalStoreView:
     """What a store held when it was looked at. Use ``LocalStoreView.open``.
 
-    Nothing is written, made or locked, so any number of views may stand beside an owner, or without one. The
+    Nothing is written or made, and no other view or owner is kept out, so any number of views may stand
+    beside an owner, or without one. A shared lock, until ``close``, keeps others from removing the store. The
     owner goes on storing and evicting: a chunk whose place it has filled anew since does not verify, which is
     a miss. ``ViewFollower`` tells a planner what changed since.
 
@@ -46,6 +49,7 @@ class LocalStoreView:
     layout: StoreLayout
     records: Residents = field(repr=False)
     ranks: int
+    _reading: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     @classmethod
     def open(
@@ -65,6 +69,15 @@ class LocalStoreView:
         """
         name = store_name(namespace, *check_replica(replica))
         directories = [root / name for root in absolute_roots(roots)]
+        with contextlib.ExitStack() as stack:
+            for directory in directories:
+                stack.callback(ReaderLock(directory).release)
+            view = cls._looked_at(directories, geometry, ranks)
+            view._reading.enter_context(stack.pop_all())
+        return view
+
+    @classmethod
+    def _looked_at(cls, directories: list[Path], geometry: Geometry, ranks: int) -> LocalStoreView:
         facts = read_namespace(directories[0])
         store_id, num_chunks = facts.get("store_id"), facts.get("num_chunks")
         if not isinstance(store_id, str) or not isinstance(num_chunks, int) or num_chunks < 1:
@@ -81,7 +94,7 @@ class LocalStoreView:
         chunks_per_file = meta.get("chunks_per_file")
         if not isinstance(chunks_per_file, int) or meta.get("store_id") != store_id:
             raise CatalogueError(f"the store in {directories[0]} is being made anew; try again")
-        if chunks_per_file < 1 or -(-num_chunks // len(roots)) > chunks_per_file * MAX_FILES_PER_ROOT:
+        if chunks_per_file < 1 or -(-num_chunks // len(directories)) > chunks_per_file * MAX_FILES_PER_ROOT:
             raise CatalogueError(
                 f"{num_chunks} chunks of {chunks_per_file} a file are no store; is {directories[0]} damaged?"
             )
@@ -110,7 +123,8 @@ class LocalStoreView:
         return read_records(self.layout, self.ranks)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Let others remove the store. Later calls do nothing."""
+        self._reading.close()
 
     def __enter__(self) -> LocalStoreView:
         return self

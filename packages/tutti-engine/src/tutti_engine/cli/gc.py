@@ -60,7 +60,7 @@ def gc(
         if namespace is not None and kept:
             raise ValueError(f"{kept[0][0].name} stays: {kept[0][1]}")
         going = [each for each, reason in reasons if not reason]
-        gone, left = (going, []) if dry_run else remove(going)
+        gone, left = (going, []) if dry_run else remove(going, since)
     if json:
         print_json(as_document(gone, kept + left, dry_run))
     else:

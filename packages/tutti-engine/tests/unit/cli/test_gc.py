@@ -11,11 +11,16 @@ import pytest
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
-from tutti_engine.errors import StoreBusyError
+from tutti_engine.catalogue import Record
+from tutti_engine.errors import RootError, StoreBusyError
 from tutti_engine.geometry import Geometry
 from tutti_engine.local_store import LocalStore
 from tutti_engine.namespace import Namespace
+from tutti_engine.readers import READERS_NAME, without_readers
+from tutti_engine.store_collect import remove, why_kept
+from tutti_engine.store_facts import find_stores
 from tutti_engine.store_share import other_stores, reclaim
+from tutti_engine.store_view import LocalStoreView
 from tutti_engine.testing.small_server import NAMESPACE
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
@@ -90,12 +95,87 @@ def test_a_running_servers_store_stays_and_its_pid_is_named(tutti, tmp_path, own
 def test_a_server_that_starts_in_between_wins(tutti, root, monkeypatch):
     from tutti_engine import store_collect
 
-    def busy(other):
+    def busy(other, *, unused_since):
+        assert time.time() - unused_since == pytest.approx(30 * 86400, abs=3600)
         raise StoreBusyError("in use by process 7", path=root, pid=7)
 
     monkeypatch.setattr(store_collect, "remove_store", busy)
     found = tutti("gc", root, "--unused-days", 30, "--json", code=1).document
     assert found["removed"] == [] and {each["reason"] for each in found["kept"]} >= {"in use by process 7"}
+
+
+def look(root: Path, model: str) -> LocalStoreView:
+    return LocalStoreView.open([root], Namespace({"model": model}), GEOMETRY, ranks=1)
+
+
+def test_a_store_that_a_server_only_reads_stays_and_its_pid_is_named(tutti, root):
+    with look(root, "old"):
+        found = tutti("gc", root, "--unused-days", 30, "--json").document
+        assert found["removed"] == [] and f"read by process {os.getpid()}" in found["kept"][0]["reason"]
+        refused = tutti("gc", root, "--namespace", OLD, code=2)
+        assert str(os.getpid()) in refused.stderr
+        since = time.time() - 30 * 86400
+        assert {each.name for each in reclaim(other_stores([root]), wanted=1 << 40, unused_since=since)} == {
+            OLD,
+            NEW,
+        }
+        assert names(root) == {OLD, NEW}
+    tutti("gc", root, "--unused-days", 30)
+    assert names(root) == {NEW}
+
+
+def test_a_server_that_begins_to_read_in_between_wins(root):
+    since = time.time() - 30 * 86400
+    (old,) = [each for each in find_stores([root]) if each.name == OLD]
+    assert why_kept(old, since) == ""
+    with look(root, "old"):
+        gone, ((_, reason),) = remove([old], since)
+        assert gone == [] and "is read by" in reason
+    assert names(root) == {OLD, NEW}
+
+
+def test_a_store_that_was_used_after_it_was_looked_at_stays(root):
+    """Its server has come and gone: nobody has it open, and it is not old any more."""
+    since = time.time() - 30 * 86400
+    (old,) = [each for each in find_stores([root]) if each.name == OLD]
+    others = [each for each in other_stores([root]) if each.name == OLD]
+    assert why_kept(old, since) == ""
+    with LocalStore.open(
+        [root], Namespace({"model": "old"}), GEOMETRY, ranks=1, capacity_bytes=16 << 20
+    ) as store:
+        store.catalogue.put(Record(b"key", 0, 1, (bytes(16),), 1))
+        assert store.catalogue.flush(30)
+    assert remove([old], since) == ([], [(old, "it was used since")])
+    assert reclaim(others, wanted=1 << 40, unused_since=since) == others
+    assert names(root) == {OLD, NEW}
+    gone, left = remove([old])
+    assert (gone, left) == ([old], []), "who names a store means it"
+
+
+def test_nobody_begins_to_read_what_is_being_removed(root):
+    with without_readers(root / OLD), pytest.raises(RootError, match="being removed"):
+        look(root, "old")
+    look(root, "old").close()
+
+
+def test_a_store_of_an_earlier_version_is_read_without_a_lock(tutti, root):
+    (root / OLD / READERS_NAME).unlink()
+    before = sorted(each.name for each in (root / OLD).iterdir())
+    with look(root, "old"):
+        assert sorted(each.name for each in (root / OLD).iterdir()) == before, "a reader makes nothing"
+        tutti("gc", root, "--unused-days", 30)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_something_else_in_the_locks_place_stops_nobody(tutti, root, tmp_path_factory, kind):
+    path = root / OLD / READERS_NAME
+    path.unlink()
+    target = tmp_path_factory.mktemp("elsewhere") / "target"
+    target.write_text("mine")
+    {"link": lambda: path.symlink_to(target), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    look(root, "old").close()
+    tutti("gc", root, "--namespace", OLD)
+    assert names(root) == {NEW} and target.read_text() == "mine"
 
 
 def test_parts_of_a_store_stay_until_all_roots_are_given(tutti, tmp_path):
