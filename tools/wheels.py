@@ -63,7 +63,7 @@ RULES: dict[str, WheelRule] = {
     "tutti-kv-kernels": WheelRule(
         rf"py3-none-{PLATFORM}", 1600 * KIB, libraries=frozenset({"libtorch_cpu.so"}), exports=r"tutti_"
     ),
-    "tutti-engine": WheelRule(PURE, 300 * KIB),
+    "tutti-engine": WheelRule(PURE, 500 * KIB),
     "tutti-vllm": WheelRule(PURE, 300 * KIB),
 }
 
