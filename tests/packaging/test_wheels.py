@@ -72,7 +72,7 @@ def test_a_breach_is_named(tmp_path: Path, name: str, members: tuple[str, ...], 
 def test_a_large_wheel_is_refused(tmp_path: Path) -> None:
     path = wheel(tmp_path, "tutti_engine-0.1.0-py3-none-any.whl", *ENGINE)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("tutti_engine/data.bin", bytes(400 * 1024))
+        archive.writestr("tutti_engine/data.bin", bytes(wheels.RULES["tutti-engine"].max_bytes))
     assert any("bytes, at most" in line for line in wheels.check_wheel(path))
 
 
