@@ -30,6 +30,10 @@ GEOMETRY = Geometry(
     num_layers=LAYERS, block_tokens=BLOCK, blocks_per_chunk=CHUNK // BLOCK, page_bytes=BLOCK * ENTRY
 )
 LAYOUT = StoreLayout(("/nowhere",), 1, 16384, 16384, 256, 8)
+SHARED_EXECUTION = ExecutionSettings(
+    io_timeout=0.3, load_bank_bytes=1 << 20, store_bank_bytes=1 << 20, store_stall=0.0
+)
+NAMESPACE = "ab" * 16
 NAMES = [f"model.layers.{n}.self_attn.attn" for n in range(LAYERS)]
 DEADLINE = 30.0
 
@@ -173,7 +177,7 @@ class PagedModel:
 class Server:
     """A scheduler, workers and their connectors; ``late`` steps are under way when the next is planned."""
 
-    def __init__(self, folder, *, wrap, blocks, asynchronous, settings, policy, ranks, options):
+    def __init__(self, folder, *, wrap, blocks, asynchronous, settings, policy, ranks, shared, options):
         import torch
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.engine.arg_utils import EngineArgs
@@ -216,11 +220,14 @@ class Server:
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK
         )
+        self.shared = shared
         self.workers = []
         for rank in range(ranks):
             worker = PagedModel(self._worker_connector(config, cache, rank), blocks)
-            mover = PlainMover(GEOMETRY, [memoryview(pages) for pages in worker.pages])
-            worker.connector._worker.register(mover, NAMES)
+            movers = [PlainMover(GEOMETRY, [memoryview(pages) for pages in worker.pages]) for _ in range(2)]
+            worker.connector._worker.register(movers[0], NAMES)
+            if shared is not None:
+                worker.connector._worker.shared.register(movers[1], SHARED_EXECUTION)
             self.workers.append(worker)
         self._join = KVOutputAggregator(ranks).aggregate
         self.answers = {}
@@ -235,8 +242,9 @@ class Server:
         from tutti_vllm.worker import WorkerSide
 
         connector = TuttiConnectorV1(config, KVConnectorRole.WORKER, cache)
+        shared = None if self.shared is None else self.shared.worker(rank)
         connector._worker = WorkerSide(
-            rank, lambda layout: Impatient(GEOMETRY, backend=self.backends[rank], rank=rank)
+            rank, lambda layout: Impatient(GEOMETRY, backend=self.backends[rank], rank=rank), shared=shared
         )
         return connector
 
@@ -360,6 +368,47 @@ class Server:
         return self.counters().get(name, 0)
 
 
+class Shared:
+    """One server's clients of a pool, and what goes wrong with all of them."""
+
+    def __init__(self, pool, *, ranks=1, write="always", lookup_seconds=DEADLINE, hit_seconds=1e9, **rules):
+        from tutti_engine.testing.shared_stores import Faults
+
+        self.pool, self.faults, self.ranks = pool, Faults(), ranks
+        self.write, self.hit_seconds = write, hit_seconds
+        self.rules = {"lookup_seconds": lookup_seconds, "lookup_asks": 1 << 40, "break_even": False} | rules
+
+    def client(self):
+        from tutti_engine.testing.shared_stores import MemorySharedStore
+
+        return MemorySharedStore(self.pool, self.faults, threads=2)
+
+    def scheduler(self):
+        from tutti_engine.shared_lookup import LookupSettings
+        from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+        from tutti_vllm.shared_scheduler import SharedRules, SharedSide
+
+        lookup = LookupSettings(hit_seconds=self.hit_seconds, miss_seconds=0.01, call_seconds=0.5)
+        settings = SharedTierSettings(write=self.write, lookup=lookup)
+        tier = SharedTier(GEOMETRY, self.client(), NAMESPACE, ranks=self.ranks, settings=settings)
+        for breaker in (tier.load_breaker, tier.store_breaker, tier.lookup.breaker):
+            # They open and close in the time of a test.
+            breaker._first_cooldown = breaker._cooldown = 0.02
+            breaker._max_cooldown = 0.1
+        return SharedSide(tier, SharedRules(**self.rules))
+
+    def worker(self, rank):
+        from tutti_engine.object_header import ObjectNames
+        from tutti_engine.shared_backend import SharedBackend
+        from tutti_vllm.shared_worker import SharedWorker
+
+        def open_engine(layout, namespace):
+            backend = SharedBackend(self.client(), ObjectNames(namespace), rank, GEOMETRY)
+            return TuttiEngine(GEOMETRY, backend=backend, rank=rank)
+
+        return SharedWorker(rank, open_engine)
+
+
 class Gate(DelayedBackend):
     """Holds back what ``closed`` names, reads or writes, until it is opened; fails reads with ``error``."""
 
@@ -418,21 +467,34 @@ def server(model_folder, monkeypatch):
 
     made = []
     ranks_of = []
+    shared_of = []
 
     def open_scheduler(vllm_config, kv_cache_config):
         settings = opening.read_settings(vllm_config)
         engine = TuttiEngine(GEOMETRY, chunk_ids=range(256), ranks=ranks_of[-1])
         rules = opening._load_rules(settings, vllm_config, GEOMETRY)
-        return SchedulerSide(engine, LAYOUT, hash_tokens=BLOCK, rules=rules)
+        side = SchedulerSide(engine, LAYOUT, hash_tokens=BLOCK, rules=rules)
+        if shared_of[-1] is not None:
+            side.use_shared(shared_of[-1].scheduler())
+        return side
 
     monkeypatch.setattr(opening, "open_scheduler", open_scheduler)
     monkeypatch.setattr(TuttiConnectorV1, "_open_worker", staticmethod(lambda *what: None))
 
     def make(
-        *, wrap=Gate, blocks=64, asynchronous=False, policy="recompute", ranks=1, settings=None, **options
+        *,
+        wrap=Gate,
+        blocks=64,
+        asynchronous=False,
+        policy="recompute",
+        ranks=1,
+        settings=None,
+        shared=None,
+        **options,
     ):
         settings = {"break_even": False} | (settings or {})
         ranks_of.append(ranks)
+        shared_of.append(shared)
         one = Server(
             model_folder,
             wrap=wrap,
@@ -441,6 +503,7 @@ def server(model_folder, monkeypatch):
             settings=settings,
             policy=policy,
             ranks=ranks,
+            shared=shared,
             options=options,
         )
         made.append(one)
@@ -448,6 +511,23 @@ def server(model_folder, monkeypatch):
 
     yield make
     for one in made:
+        if one.shared is not None:
+            one.shared.faults.running.set()
         for worker in one.workers:
             worker.connector.shutdown()
+        if one.shared is not None:
+            one.connector._scheduler.shared.tier.close()
         one.scheduler.shutdown()
+
+
+@pytest.fixture
+def sharing():
+    """Make what lets a server share a pool of objects."""
+    return Shared
+
+
+@pytest.fixture
+def pool():
+    from tutti_engine.testing.shared_stores import MemoryPool
+
+    return MemoryPool()
