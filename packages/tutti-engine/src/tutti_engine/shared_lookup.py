@@ -22,7 +22,7 @@ from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import ChunkKey
 from tutti_engine.shared_store import SharedStore
 
-__all__ = ["LookupSettings", "Seen", "SharedLookup"]
+__all__ = ["LookupSettings", "Seen", "SharedLookup", "leading_fresh"]
 
 logger = logging.getLogger(__name__)
 
@@ -181,13 +181,7 @@ class SharedLookup:
 
     def _known(self, keys: Sequence[ChunkKey]) -> int:
         """Return how many leading chunks count as there."""
-        ends = list(map(self._there.get, keys))
-        count = ends.index(None) if None in ends else len(ends)
-        now = self._clock()
-        fresh = ends[:count]
-        if fresh and min(fresh) <= now:  # type: ignore[type-var, operator]
-            count = next(at for at, end in enumerate(fresh) if end is None or end <= now)
-        return count
+        return leading_fresh(self._there, keys, self._clock())
 
     def _ask(self, keys: Sequence[ChunkKey]) -> bool:
         """Have the thread look for a prefix; return whether it will."""
@@ -293,6 +287,17 @@ class SharedLookup:
         self._there.pop(key, None)
         self._groups.pop(key, None)
         _keep(self._missing, key, self._clock() + self.settings.miss_seconds, self.settings.max_chunks)
+
+
+def leading_fresh(ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float) -> int:
+    """Return how many leading keys have an end that has not come; takes O(that), without a Python loop."""
+    start, size = 0, FIRST_LOOK
+    while start < len(keys):
+        found = list(map(ends.get, keys[start : start + size]))
+        if None in found or min(found) <= now:  # type: ignore[type-var, operator]
+            return start + next(at for at, end in enumerate(found) if end is None or end <= now)
+        start, size = start + size, 2 * size
+    return len(keys)
 
 
 def _keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:

@@ -24,9 +24,9 @@ from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.prefix_hits import longest_hit
 from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
-from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
+from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup, leading_fresh
 from tutti_engine.shared_store import SharedStore
-from tutti_engine.transfers import Transfers, as_column
+from tutti_engine.transfers import Transfers
 
 __all__ = ["WRITE_POLICIES", "SharedTier", "SharedTierSettings", "is_shared_plan"]
 
@@ -93,8 +93,9 @@ class SharedTier:
 
     Its counters, beside ``SharedLookup``'s: ``shared_load_chunks``, ``shared_load_failed_chunks``,
     ``shared_read_bytes``, ``shared_store_chunks``, ``shared_store_failed_chunks``, ``shared_written_bytes``,
-    ``shared_dropped_chunks`` (as much as may be was on its way), ``shared_lost_chunks`` (seen, and gone when
-    they were read), ``shared_damaged_chunks`` (did not verify). Bytes are summed over ranks.
+    ``shared_dropped_chunks`` (as much as may be was on its way; of those that a step of a request had not
+    even planned, one is counted), ``shared_lost_chunks`` (seen, and gone when they were read),
+    ``shared_damaged_chunks`` (did not verify). Bytes are summed over ranks.
     """
 
     def __init__(
@@ -220,41 +221,59 @@ class SharedTier:
         """
         self.load_breaker.allow()
         chunks = ChunkBlocks.of(wanted)
-        plan = LoadPlan(self._new_plan_id(), Transfers(chunks, as_column(list(chunks.keys))))
-        self._loads[plan.plan_id] = _Load(list(chunks.keys), self._load_ranks)
+        keys = tuple(chunks.keys)
+        plan = LoadPlan(self._new_plan_id(), Transfers(chunks, keys))
+        self._loads[plan.plan_id] = _Load(keys, self._load_ranks)
         return plan
 
     def drop_load(self, plan_id: int) -> None:
         """Forget a load plan that no rank will ever hear of."""
         self._loads.pop(plan_id, None)
 
-    def wants(self, keys: Sequence[ChunkKey]) -> list[int]:
-        """Return the positions of chunks that are worth a write and are not there, as far as is known."""
+    def wants(self, keys: Sequence[ChunkKey], *, beside: int = 0) -> list[int]:
+        """Return the positions of chunks that are worth a write and are not there, as far as is known.
+
+        Args:
+            keys: neighbouring chunks of a prompt. The first one that too few prompts had ends the look: those
+                behind it were in no more of them.
+            beside: chunks that are about to be planned already. Not more are returned than may be on their
+                way beside those.
+        """
         if not self._sights or self._retired is not None or not self.store_breaker.would_allow():
             return []
         now, written, writing = self._clock(), self._written, self._writing
-        fresh = [at for at, key in enumerate(keys) if key not in writing and written.get(key, 0.0) <= now]
-        if self._sights > 1:
-            seen, before, sights = self._seen, self._seen_before, self._sights
-            fresh = [at for at in fresh if seen[keys[at]] + before[keys[at]] >= sights]
-        if not fresh:
-            return []
-        is_there = self.lookup.is_there
-        return [at for at in fresh if not is_there(keys[at])]
+        first = leading_fresh(written, keys, now)
+        seen, before, sights = self._seen, self._seen_before, self._sights if self._sights > 1 else 0
+        is_there, room = self.lookup.is_there, self._room() - beside
+        wanted: list[int] = []
+        for at in range(first, len(keys)):
+            key = keys[at]
+            if sights and seen.get(key, 0) + before.get(key, 0) < sights:
+                break
+            if key in writing or written.get(key, 0.0) > now or is_there(key):
+                continue
+            if len(wanted) >= room:
+                self._count("shared_dropped_chunks", 1)
+                break
+            wanted.append(at)
+        return wanted
+
+    def _room(self) -> int:
+        """Return how many more chunks may be on their way to the store."""
+        return self.settings.max_writing_bytes // self.geometry.chunk_bytes - len(self._writing)
 
     def plan_store(self, candidates: Sequence[tuple[ChunkKey, BlockIds]]) -> StorePlan | None:
         """Return the plan to write chunks of ``wants``, as many as may be on their way; None for none."""
-        room = self.settings.max_writing_bytes // self.geometry.chunk_bytes - len(self._writing)
         fresh: dict[ChunkKey, BlockIds] = {}
         for key, blocks in candidates:
             if key not in self._writing:
                 fresh.setdefault(key, blocks)
-        chosen = list(fresh.items())[: max(0, room)]
+        chosen = list(fresh.items())[: max(0, self._room())]
         self._count("shared_dropped_chunks", len(fresh) - len(chosen))
         if not chosen or not self.store_breaker.allow():
             return None
         chunks = ChunkBlocks.of(chosen)
-        plan = StorePlan(self._new_plan_id(), Transfers(chunks, as_column(list(chunks.keys))))
+        plan = StorePlan(self._new_plan_id(), Transfers(chunks, tuple(chunks.keys)))
         groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chosen]
         self._stores[plan.plan_id] = _Store(list(chunks.keys), groups, self._ranks)
         self._writing.update(chunks.keys)

@@ -572,7 +572,7 @@ class SchedulerSide:
         unknown = self._engine.planner.unknown(keys)
         wanted: list[int] = []
         if self.shared is not None and tracked.adapter is None:
-            wanted = self.shared.tier.wants(keys)
+            wanted = self.shared.tier.wants(keys, beside=len(self._shared_stores))
         if not unknown and not wanted:
             return [], 0
         block_ids = block_ids_of(request.request_id)

@@ -73,7 +73,7 @@ def test_a_store_that_fails_costs_no_token_and_holds_nothing(server, sharing, po
     if not fault.startswith("lookup"):
         tier = other.connector._scheduler.shared.tier
         deadline = time.monotonic() + 30
-        keys = [key for key in other.connector._scheduler._tracked["a"].keys][:CHUNKS]
+        keys = list(other.connector._scheduler._tracked["a"].keys)[:CHUNKS]
         while tier.look(keys).chunks < CHUNKS:
             assert time.monotonic() < deadline
     if fault == "read error":

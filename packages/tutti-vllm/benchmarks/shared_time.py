@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shared store costs vLLM's scheduler for one request, beyond what the connector costs anyway.
+
+    python benchmarks/shared_time.py [--rounds N] [--json FILE]
+
+Two scheduler sides take turns with the same requests, one with a shared store and one without: prompts that
+are nowhere (``miss``), on the own drive (``local``), in the shared store alone (``shared``; the side without
+one has a miss then, so that this is mostly the plan of a load) and, of the latter, only the answer to a
+further question of vLLM's (``again``). Beside them: all of a local hit without a shared store (``plain
+local``).
+A request's life is counted from its arrival to its orders. Times are of computing in the scheduler's thread
+alone, medians of the differences; the limit is 100 us a request. Chunks have 64 tokens, the shortest that the
+automatic choice makes of a common model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
+from tutti_engine.shared_tier import SharedTier, SharedTierSettings, is_shared_plan
+from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
+from tutti_vllm.messages import StepOrders, StepReport
+from tutti_vllm.scheduler import SchedulerSide
+from tutti_vllm.shared_scheduler import SharedRules, SharedSide
+
+BLOCK_TOKENS = 16
+GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)
+SIZES = (2048, 8192, 32768, 131072)
+LIMIT_US = 100.0
+KINDS = ("miss", "local", "shared", "again", "plain local")
+SUM = bytes(8 * GEOMETRY.num_layers)
+
+
+class Request(SimpleNamespace):
+    """What the connector reads of a request of vLLM's."""
+
+    def __init__(self, name: str, seed: str, tokens: int) -> None:
+        hashes = [
+            hashlib.sha256(b"%s %d" % (seed.encode(), n)).digest() for n in range(tokens // BLOCK_TOKENS)
+        ]
+        super().__init__(
+            request_id=name,
+            num_tokens=tokens,
+            num_computed_tokens=0,
+            cache_salt=None,
+            block_hashes=hashes,
+        )
+
+
+class Side:
+    """A scheduler's side, with a shared store or without."""
+
+    def __init__(self, pool: MemoryPool | None) -> None:
+        engine = TuttiEngine(GEOMETRY, chunk_ids=range(1 << 16))
+        self.side = SchedulerSide(engine, None, hash_tokens=BLOCK_TOKENS)
+        self.tier: SharedTier | None = None
+        if pool is not None:
+            # Nothing is written: of a write only the decision is measured.
+            settings = SharedTierSettings(write="second_sight")
+            self.tier = SharedTier(GEOMETRY, MemorySharedStore(pool), "ab" * 16, settings=settings)
+            rules = SharedRules(lookup_seconds=60.0, lookup_asks=1 << 40, break_even=False)
+            self.side.use_shared(SharedSide(self.tier, rules))
+
+    def learn(self, request: Request) -> None:
+        """Have the thread bring its verdicts; they are of no request's time."""
+        if self.tier is not None:
+            keys = request.block_hashes[3::4]
+            deadline = time.monotonic() + 60
+            while not self.tier.look(keys).decided and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def live(self, request: Request) -> tuple[float, float]:
+        """Take a request from its arrival to its orders; return seconds, and those of a further question."""
+        table = ([*range(1, request.num_tokens // BLOCK_TOKENS + 2)],)
+        side, clock = self.side, time.thread_time
+        began = clock()
+        side.add_request(request)
+        tokens, _ = side.promise(request, 0)
+        assert tokens is not None
+        asked = clock()
+        side.promise(request, 0)
+        again = clock() - asked
+        if tokens:
+            side.plan_load(request, table, tokens)
+        request.num_computed_tokens = tokens
+        orders = side.build_orders({request.request_id: request.num_tokens - tokens}, {}, lambda _: table)
+        spent = clock() - began - again
+        side.remove_request(request.request_id)
+        self._report(orders)
+        request.num_computed_tokens = 0
+        return spent, again
+
+    def _report(self, orders: StepOrders) -> None:
+        results: list[Any] = [LoadResult(each.plan.plan_id) for each in orders.loads if each.plan is not None]
+        for plan in orders.stores:
+            done = None if is_shared_plan(plan.plan_id) else (SUM,) * len(plan.transfers)
+            sums = (None,) * len(plan.transfers) if done is None else done
+            results.append(StoreResult(plan.plan_id, sums, errno=0 if done else 11))
+        self.side.take_report(StepReport({0: tuple(results)}))
+
+    def close(self) -> None:
+        """End its threads."""
+        if self.tier is not None:
+            self.tier.close()
+
+
+def fill_pool(pool: MemoryPool, tier: SharedTier, request: Request) -> None:
+    """Have the pool hold a prompt's chunks; only their names are looked at here."""
+    names = tier.lookup._names
+    for key in request.block_hashes[3::4]:
+        pool.objects[names.name(0, 0, key)] = b""
+
+
+def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, float]:
+    """Return for each kind of prompt what the shared store costs, in microseconds, medians."""
+    pool = MemoryPool()
+    plain, shared = Side(None), Side(pool)
+    assert shared.tier is not None
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    try:
+        for number in range(rounds):
+            told(f"{size} tokens, round {number + 1} of {rounds}")
+            for kind in ("miss", "local", "shared"):
+                requests = [Request(f"{kind}{n}", f"{size} {number} {kind}", size) for n in range(2)]
+                if kind == "shared":
+                    fill_pool(pool, shared.tier, requests[0])
+                shared.learn(requests[0])
+                times = {}
+                for side in (plain, shared) if number % 2 else (shared, plain):
+                    if kind == "local":
+                        side.live(requests[0])
+                    times[side] = side.live(requests[1])
+                difference = (times[shared][0] - times[plain][0], times[shared][1] - times[plain][1])
+                found[kind].append(1e6 * difference[0])
+                if kind == "local":
+                    found["plain local"].append(1e6 * times[plain][0])
+                if kind == "shared":
+                    found["again"].append(1e6 * difference[1])
+            pool.objects.clear()
+            gc.collect()
+    finally:
+        plain.close()
+        shared.close()
+    return {kind: statistics.median(values) for kind, values in found.items()}
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=51)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="tokens of a prompt")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = {}
+    for size in arguments.sizes:
+        found = measure(size, arguments.rounds, lambda text: print(text, file=sys.stderr, flush=True))
+        results[str(size)] = found
+        line = ", ".join(f"{kind} {value:.0f} us ({value / LIMIT_US:.2f})" for kind, value in found.items())
+        print(f"{size} tokens, {size // 64} chunks: {line} (of {LIMIT_US:.0f} us)")
+    if arguments.json:
+        report = {"limit_us": LIMIT_US, "rounds": arguments.rounds, "microseconds": results}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
