@@ -147,12 +147,40 @@ permissions:
 """
 
 
+RELEASE = f"""\
+{HEAD}name: release
+on:
+  push:
+    tags: ["tutti-*-v*"]
+  workflow_dispatch:
+permissions:
+  contents: read
+{ENVIRONMENT}jobs:
+  files:
+    # The PyPA's manylinux_2_28 image, or one with CUDA's toolkit made from it; set per repository.
+    if: vars.MANYLINUX_IMAGE != ''
+    runs-on: ubuntu-24.04
+    timeout-minutes: 60
+    container: ${{{{ vars.MANYLINUX_IMAGE }}}}
+    steps:
+      - uses: actions/checkout@v4
+      - run: /opt/python/cp311-cp311/bin/python tools/versions.py --check
+      - run: tools/manylinux.sh release
+      - uses: actions/upload-artifact@v4
+        with:
+          name: release
+          path: release
+          if-no-files-found: error
+"""
+
+
 def workflows() -> dict[str, str]:
     """Text of each workflow, by path relative to the repository's root."""
     return {
         ".github/workflows/ci.yml": CI,
         ".github/workflows/newest-vllm.yml": NEWEST_VLLM,
         ".github/workflows/package.yml": PACKAGE,
+        ".github/workflows/release.yml": RELEASE,
     }
 
 
