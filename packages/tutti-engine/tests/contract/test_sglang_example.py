@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def config(sglang, root, *, mla=False, rank=0, ranks=1, **extra):
         "interface_v1": 1,
         "capacity_bytes": 64 << 20,
         "root": str(root),
+        "staging_bytes": 1 << 20,
     }
     return sglang.interface.HiCacheStorageConfig(
         tp_rank=rank,
@@ -321,6 +323,46 @@ def test_a_second_server_is_refused_with_the_owner(start):
     start(Pool("page_first"))
     with pytest.raises(tutti_engine.StoreBusyError, match="is in use by"):
         start(Pool("page_first"))
+
+
+def test_a_failure_is_a_miss_and_no_exception_in_sglangs_threads(start, caplog):
+    pool = Pool("page_first")
+    storage = start(pool)
+    storage.batch_set_v1(keys(1), indices(0))
+
+    def fail(*_):
+        raise OSError("made up")
+
+    storage._engine.planner.lookup_prefix = fail
+    assert storage.batch_exists(keys(1)) == 0
+    assert storage.batch_get_v1(keys(1), indices(5)) == [False]
+    assert storage.batch_set_v1(keys(1), indices(0)) == [False]
+    assert storage.get("one") is None
+    assert caplog.text.count("the server goes on") == 4
+
+
+def test_a_drive_that_hangs_costs_a_miss_and_its_late_bytes_reach_no_page(start, sglang, monkeypatch):
+    from tutti_engine.testing.fakes import HangingBackend
+
+    hung = []
+
+    def hanging(layout, rank):
+        hung.append(HangingBackend(local(layout, rank)))
+        return hung[-1]
+
+    local = sglang.backend.LocalStoreBackend
+    storage = start(Pool("page_first"))
+    assert storage.batch_set_v1(keys(2), indices(0, 1)) == [True, True]
+    storage.close()
+    monkeypatch.setattr(sglang.backend, "LocalStoreBackend", hanging)
+    monkeypatch.setattr(sglang.backend, "SECONDS", 0.2)
+    pool = Pool("page_first", seed=3)
+    storage = start(pool)
+    before = [pool.page(8), pool.page(9)]
+    assert storage.batch_get_v1(keys(2), indices(8, 9)) == [False, False]
+    hung[0].heal()
+    assert storage._engine.wait_idle(time.monotonic() + 30)
+    assert [pool.page(8), pool.page(9)] == before
 
 
 def test_clear_forgets_every_page(start):

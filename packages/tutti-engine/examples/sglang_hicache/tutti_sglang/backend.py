@@ -12,8 +12,9 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
@@ -31,10 +32,17 @@ __all__ = ["TuttiHiCache"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 REQUIRED = ("capacity_bytes", "root")
-KNOWN = {*REQUIRED, "backend_name", "module_path", "class_name", "interface_v1", "identity", "replicas"}
+KNOWN = {
+    *REQUIRED,
+    *("backend_name", "module_path", "class_name", "interface_v1"),
+    *("identity", "replicas", "staging_bytes"),
+}
 SGLANGS = {"file_storage_path"}
 SCRATCH_PAGES = 8
+STAGING_BYTES = 128 << 20
 SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 2.0
 
@@ -55,6 +63,7 @@ class TuttiHiCache(HiCacheStorage):
         self._turn = threading.Lock()
         self._scratch_turn = threading.Lock()
         self._results: dict[int, Any] = {}
+        self._given_up: set[int] = set()
         self._engine: TuttiEngine | None = None
         self._closers: list[Any] = []
         self._looked_at = float("-inf")
@@ -79,17 +88,18 @@ class TuttiHiCache(HiCacheStorage):
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
         """Return how many pages from the first on are stored."""
-        self._look_for_store()
-        return 0 if self._engine is None else self._engine.planner.lookup_prefix(names(keys))
+        return self._safely(lambda: self._count(names(keys)), 0)
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Read pages into the host pool; tell of each whether it is there now."""
-        return self._read(names(keys), self._pages(keys, host_indices))
+        wanted, pages = names(keys), self._pages(keys, host_indices)
+        return self._safely(lambda: self._read(wanted, pages), [False] * len(keys))
 
     def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Store pages of the host pool; tell of each whether it is durable now."""
-        before = getattr(extra_info, "prefix_keys", None)
-        return self._write(names(keys), self._pages(keys, host_indices), names(before or ()))
+        before = names(getattr(extra_info, "prefix_keys", None) or ())
+        given, pages = names(keys), self._pages(keys, host_indices)
+        return self._safely(lambda: self._write(given, pages, before), [False] * len(keys))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         """Return a page's bytes, in ``target_location`` where a tensor is given."""
@@ -105,8 +115,8 @@ class TuttiHiCache(HiCacheStorage):
         found: list[torch.Tensor | None] = []
         with self._scratch_turn:
             for piece in pieces(len(keys)):
-                pages = self._scratch_pages(len(piece))
-                there = self._read(names([keys[at] for at in piece]), pages)
+                wanted, pages = names([keys[at] for at in piece]), self._scratch_pages(len(piece))
+                there = self._safely(partial(self._read, wanted, pages), [False] * len(piece))
                 for number, at in enumerate(piece):
                     found.append(self._take(number, targets[at]) if there[number] else None)
         return found
@@ -131,8 +141,9 @@ class TuttiHiCache(HiCacheStorage):
             for piece in pieces(len(keys)):
                 for number, at in enumerate(piece):
                     self._put(number, tensors[at])
-                pages = self._scratch_pages(len(piece))
-                done = all(self._write(names([keys[at] for at in piece]), pages, [])) and done
+                given, pages = names([keys[at] for at in piece]), self._scratch_pages(len(piece))
+                stored = self._safely(partial(self._write, given, pages, []), [False] * len(piece))
+                done = done and all(stored)
         return done
 
     def clear(self) -> None:
@@ -219,10 +230,10 @@ class TuttiHiCache(HiCacheStorage):
                 view = LocalStoreView.open(
                     self._roots(), self._namespace(), self._geometry, ranks=1, replica=self._replica()
                 )
-            except TuttiError as error:
+                engine = self._start(view)
+            except (TuttiError, OSError) as error:
                 log.debug("Tutti: nothing to read yet: %s", error)
                 return
-            engine = self._start(view)
             self._closers.append(ViewFollower(view, engine.planner).close)
             view.records.clear()
 
@@ -238,7 +249,11 @@ class TuttiHiCache(HiCacheStorage):
             backend=LocalStoreBackend(store.layout, 0),
         )
         # SGLang stores in a thread of its own, which may wait for staging room as long as I/O may take.
-        engine.bind(self._mover, ExecutionSettings(store_stall=SECONDS / 2))
+        staging = self._extra.get("staging_bytes", STAGING_BYTES)
+        settings = ExecutionSettings(
+            load_bank_bytes=staging, store_bank_bytes=staging, store_stall=SECONDS / 2
+        )
+        engine.bind(self._mover, settings)
         self._closers.append(engine.shutdown)
         self._engine = engine
         return engine
@@ -274,6 +289,18 @@ class TuttiHiCache(HiCacheStorage):
             size = getattr(value, "nbytes", None)
             raise ValueError(f"a page has {self._mover.scratch.shape[1]} bytes, this value {size}")
         self._mover.scratch[number].copy_(value.contiguous().view(torch.uint8).view(-1))
+
+    def _safely(self, work: Callable[[], T], otherwise: T) -> T:
+        """Return what ``work`` does. What is raised in SGLang's threads ends them: a miss does not."""
+        try:
+            return work()
+        except Exception:
+            log.exception("Tutti: the storage of HiCache failed; the server goes on.")
+            return otherwise
+
+    def _count(self, keys: list[ChunkKey]) -> int:
+        self._look_for_store()
+        return 0 if self._engine is None else self._engine.planner.lookup_prefix(keys)
 
     def _blocks(self, page: int) -> tuple[tuple[int, ...], ...]:
         return tuple((page,) for _ in self._geometry.groups)
@@ -318,12 +345,13 @@ class TuttiHiCache(HiCacheStorage):
             ended = engine.wait_idle(min(deadline, time.monotonic() + 1.0))
             with self._turn:
                 for result in engine.settle():
-                    if hasattr(result, "errno"):
+                    if hasattr(result, "errno") and result.plan_id not in self._given_up:
                         self._results[result.plan_id] = result
                 if plan_id in self._results:
                     return self._results.pop(plan_id)
-            if not ended and time.monotonic() >= deadline:
-                return None
+                if not ended and time.monotonic() >= deadline:
+                    self._given_up.add(plan_id)
+                    return None
 
 
 def names(keys: Sequence[str]) -> list[ChunkKey]:
@@ -356,9 +384,10 @@ def check_settings(extra: Mapping[str, Any], config: Any) -> None:
     unknown = sorted(set(extra) - KNOWN - SGLANGS)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(KNOWN))}")
-    capacity = extra["capacity_bytes"]
-    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-        raise ValueError(f"capacity_bytes must be a positive whole number, not {capacity!r}")
+    for name in ("capacity_bytes", "staging_bytes"):
+        size = extra.get(name, STAGING_BYTES)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a positive whole number, not {size!r}")
     replicas = extra.get("replicas", 1)
     if not isinstance(replicas, int) or not config.dp_rank < replicas:
         raise ValueError(f"replicas is {replicas!r}, but this is replica {config.dp_rank}: set the dp size")
