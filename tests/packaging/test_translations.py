@@ -46,7 +46,8 @@ def test_settings_and_defaults_are_the_same() -> None:
         return {name: default for name, default in found.items() if not name.startswith("tutti_")}
 
     english, chinese = rows("README.md"), rows("README.zh.md")
-    assert list(chinese) == list(english) and len(english) >= 20
+    assert list(chinese) == list(english), "a setting in README.md needs its line in README.zh.md"
+    assert len(english) >= 20
     words = {
         "required": "必填",
         "none": "无",
