@@ -15,6 +15,7 @@ if mooncake_master() is None:
 
 from tutti_engine.backends import mooncake
 from tutti_engine.backends.mooncake import MooncakeStore
+from tutti_engine.doctor.mooncake import examine_mooncake
 from tutti_engine.registry import make_backend
 from tutti_engine.shared_kinds import make_shared_store
 from tutti_engine.shared_store import ObjectBatch
@@ -153,3 +154,8 @@ def test_a_call_that_hangs_holds_its_slots_and_nothing_else(cluster):
     go.set()
     assert bench.finish(stuck) == [errno.ENOENT]
     store.shutdown()
+
+
+def test_the_doctor_asks_the_master(cluster):
+    findings = {each.name: each for each in examine_mooncake(cluster.master)}
+    assert findings["mooncake"].verdict == findings["mooncake master"].verdict == "ok"

@@ -21,7 +21,17 @@ from typing import Any
 
 from tutti_engine.errors import BackendError
 
-__all__ = ["CALLS", "INSTALL", "Calls", "MooncakeOptions", "connect", "errno_of", "load", "master_answers"]
+__all__ = [
+    "CALLS",
+    "INSTALL",
+    "Calls",
+    "MooncakeOptions",
+    "check_cluster",
+    "connect",
+    "errno_of",
+    "load",
+    "master_answers",
+]
 
 INSTALL = (
     "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine or "
@@ -184,6 +194,24 @@ def connect(options: MooncakeOptions) -> Any:
             "says why (MC_LOG_LEVEL=INFO)",
         )
     return client
+
+
+def check_cluster(options: MooncakeOptions) -> float:
+    """Set a client up, ask for an object that is not there, and close it; return the seconds of the question.
+
+    Raises what ``connect`` raises, and OSError where the master does not answer the question.
+    """
+    client = connect(options)
+    with CALLS.under_way():
+        try:
+            begin = time.monotonic()
+            (code,) = client.batch_is_exist(["tutti-check/none"])
+            seconds = time.monotonic() - begin
+        finally:
+            client.close()
+    if code < 0:
+        raise OSError(errno_of(code), f"the Mooncake master at {options.master} answered with code {code}")
+    return seconds
 
 
 def load() -> Any:

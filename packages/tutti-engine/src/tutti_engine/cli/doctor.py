@@ -26,6 +26,9 @@ def doctor(
     roots: Annotated[
         list[Path] | None, typer.Argument(metavar="ROOT", help="Directories for 'root'.")
     ] = None,
+    mooncake: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ask this Mooncake master too.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Look at this machine and some roots. Changes nothing.
@@ -34,7 +37,7 @@ def doctor(
     """
     # What is imported for it may write on standard output, which is for the answer.
     with one_line_errors("doctor"), contextlib.redirect_stdout(sys.stderr):
-        findings = examine(roots or [])
+        findings = examine(roots or [], mooncake)
     verdict = worst(findings)
     if json:
         print_json({"verdict": verdict, "findings": [asdict(each) for each in findings]})

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tutti_engine.doctor.findings import Finding, Verdict, fail, worst
 from tutti_engine.doctor.machine import examine_machine
+from tutti_engine.doctor.mooncake import examine_mooncake
 from tutti_engine.doctor.roots import examine_root
 
 __all__ = ["ENTRY_POINT_GROUP", "Finding", "Verdict", "examine", "worst"]
@@ -21,12 +22,22 @@ __all__ = ["ENTRY_POINT_GROUP", "Finding", "Verdict", "examine", "worst"]
 ENTRY_POINT_GROUP = "tutti_engine.doctor"
 
 
-def examine(roots: Sequence[Path]) -> list[Finding]:
-    """Return all findings: the machine, what is installed, then each root. Raises nothing for what is bad."""
+def examine(roots: Sequence[Path], master: str | None = None) -> list[Finding]:
+    """Return all findings: the machine, what is installed, then each root. Raises nothing for what is bad.
+
+    Args:
+        roots: directories of stores.
+        master: ``host:port`` of a Mooncake cluster's master, asked if given.
+    """
     # Imports the storage runtime, where there is one.
     from tutti_engine.doctor.installed import examine_installed
 
-    found = [*examine_machine(len(roots)), *examine_installed(), *from_entry_points()]
+    found = [
+        *examine_machine(len(roots)),
+        *examine_installed(),
+        *examine_mooncake(master),
+        *from_entry_points(),
+    ]
     for root in roots:
         found += examine_root(root)
     return found

@@ -28,7 +28,7 @@ def patient(monkeypatch, tutti):
     """Let the doctor find what a test says."""
 
     def set_findings(*findings):
-        monkeypatch.setattr("tutti_engine.cli.doctor.examine", lambda roots: list(findings))
+        monkeypatch.setattr("tutti_engine.cli.doctor.examine", lambda roots, master: list(findings))
 
     return set_findings
 
@@ -63,7 +63,7 @@ def test_the_exit_code_is_the_worst_verdict(tutti, patient, verdict, code):
 
 
 def test_what_others_print_meanwhile_is_not_part_of_the_answer(tutti, monkeypatch):
-    def examine(roots):
+    def examine(roots, master):
         print("a library greets")
         return []
 
