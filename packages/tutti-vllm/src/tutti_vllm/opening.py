@@ -219,14 +219,23 @@ def register(side: WorkerSide, vllm_config: Any, kv_cache_config: Any, kv_caches
         mover = make_mover(layers)
         execution = _execution(mover, kv_cache_config)
         side.register(mover, names, execution)
-        if side.shared is not None:
-            late = True if execution is None else execution.late_copies
-            # A mover serves one window.
-            side.shared.register(
-                make_mover(layers), replace(execution_settings(settings.shared), late_copies=late)
-            )
+        _register_shared(side, settings, lambda: make_mover(layers), execution)
     if reasons:
         side.refuse(reasons[0])
+
+
+def _register_shared(
+    side: WorkerSide, settings: Settings, make: Callable[[], Mover], execution: ExecutionSettings | None
+) -> None:
+    """Give the shared store's transfers a way to the pages; a mover serves one window."""
+    if side.shared is None:
+        return
+    late = True if execution is None else execution.late_copies
+    try:
+        side.shared.register(make(), replace(execution_settings(settings.shared), late_copies=late))
+    except Exception as error:
+        # Not a reason to go without the own drive.
+        logger.warning("Tutti: this rank goes without the shared store: %s", error)
 
 
 @contextlib.contextmanager

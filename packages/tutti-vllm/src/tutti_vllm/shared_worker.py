@@ -34,7 +34,7 @@ class SharedWorker:
         """Make it; ``open_engine`` must not wait for the store."""
         self._open_engine = open_engine
         self._clock = clock
-        self._meter = WorkerMeter(rank, tier="shared")
+        self.meter = WorkerMeter(rank, tier="shared")
         self._mover: Mover | None = None
         self._settings: ExecutionSettings | None = None
         self._engine: TuttiEngine | None = None
@@ -69,7 +69,7 @@ class SharedWorker:
         """Start a load, which has failed after ``patience`` seconds. Raises OSError where nothing is open."""
         engine = self._opened()
         now = self._clock()
-        self._meter.begin_load(plan.plan_id)
+        self.meter.begin_load(plan.plan_id)
         engine.load(plan)
         self._deadlines[plan.plan_id] = plan, now, now + patience
 
@@ -93,7 +93,7 @@ class SharedWorker:
                 self._deadlines.pop(result.plan_id, None)
         found += self._late()
         for result in found:
-            self._meter.end(result)
+            self.meter.end(result)
         return found
 
     def reuse_blocks(self, blocks: Iterable[int]) -> None:
@@ -114,7 +114,7 @@ class SharedWorker:
 
     def take_stats(self) -> Payload | None:
         """Return what happened since the last call, None if nothing did."""
-        return self._meter.take(None if self._engine is None else self._engine.executor)
+        return self.meter.take(None if self._engine is None else self._engine.executor)
 
     def shutdown(self, timeout: float) -> None:
         """Finish or abandon what is under way."""

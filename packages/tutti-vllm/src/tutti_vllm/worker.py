@@ -188,7 +188,10 @@ class WorkerSide:
         if self._engine is not None:
             results += self._engine.take_results()
         for result in results:
-            self._meter.end(result)
+            if self.shared is not None and is_shared_plan(result.plan_id):
+                self.shared.meter.end(result)
+            else:
+                self._meter.end(result)
         if self.shared is not None:
             results += self.shared.take_results()
         for result in results:

@@ -221,3 +221,16 @@ def test_a_late_load_counts_as_a_slow_one(server):
     other.faults.running.clear()
     other.load(keys)
     assert other.tier.break_even._load.samples == 1
+
+
+def test_a_store_that_says_done_and_brings_nothing_is_not_believed(server, pool, monkeypatch):
+    one, other = server(), server()
+    keys = keys_of(2)
+    one.store(keys)
+    assert other.look(keys) == 2
+    assert other.load(keys).failed == ()
+    # What the first load has left in the slots and the headers would verify.
+    monkeypatch.setattr(other.executor._backend._store, "get", lambda names, pieces: [0] * len(names))
+    result = other.load(keys)
+    assert (result.failed, result.errno) == ((0, 1), errno.EBADMSG)
+    assert other.right(keys) == [None, None]
