@@ -209,18 +209,26 @@ class SharedLookup:
             if bad:
                 self._remove(bad)
             if keys is not None:
+                heads = {keys[0]}
                 try:
-                    self._walk(keys)
+                    self._walk(keys, heads)
                 finally:
                     with self._changed:
-                        self._asked.discard(keys[0])
+                        self._asked -= heads
 
-    def _walk(self, keys: Sequence[ChunkKey]) -> None:
-        """Ask for a prefix piece by piece, up to the first chunk that is missing."""
+    def _walk(self, keys: Sequence[ChunkKey], heads: set[ChunkKey]) -> None:
+        """Ask for a prefix piece by piece, up to the first chunk that is missing.
+
+        Adds each piece's first key to ``heads`` and to what is being asked for before it can be missed.
+        """
         start, size = 0, FIRST_LOOK
         most = max(1, NAMES_A_CALL // len(self._objects))
         while start < len(keys) and self.breaker.allow():
             piece = keys[start : start + min(size, most)]
+            behind = keys[start + len(piece) : start + len(piece) + 1]
+            with self._changed:
+                heads.update(behind)
+                self._asked.update(behind)
             there = self._look_up(piece)
             if there is None or there < len(piece):
                 return
