@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests one Mooncake master answers: existence, and puts and gets of small objects.
+"""How many requests one Mooncake master answers: existence, places of objects, puts of small objects.
 
     python benchmarks/mooncake_master.py --clients 4 --json master.json
 
 Starts a master and a node of its own on loopback and ``--clients`` processes that ask without a pause; each
-kind of request has its turn. A put is two requests to the master, a get one. What is measured is the master,
-its clients and this machine together: what it answers to clients on other machines is at least as much.
+kind of request has its turn. A load begins with one request for places, a put is two requests and a transfer
+between them. What is measured is the master, its clients and the node on one machine together: what the
+master answers to clients on other machines is at least as much.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tutti_engine.backends.mooncake_client import MooncakeOptions, connect
 from tutti_engine.testing.mooncake import MooncakeCluster
 from tutti_engine.testing.window import HostWindow
 
-KINDS = {"exist": 1, "put": 2, "get": 1}
+KINDS = {"exist": 1, "locate": 1, "put": 2}
 """Requests to the master that one call makes."""
 
 OBJECT_BYTES = 4096
@@ -44,8 +45,8 @@ def client(master: str, number: int, batch: int) -> None:
         while time.monotonic() < end:
             if kind == "exist":
                 good = store.batch_is_exist(names) == [1] * batch
-            elif kind == "get":
-                good = store.batch_get_into(names, places, sizes) == sizes
+            elif kind == "locate":
+                good = len(store.batch_get_replica_desc(names)) == batch
             else:
                 fresh += 1
                 some = [f"{number}/{fresh}/{at}" for at in range(batch)]
