@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunk keys of vLLM's own requests: equal where the KV is, and different wherever it is not."""
 
+import os
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import vllm
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -13,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from tutti_engine.chunk_key import keys_from_block_hashes
+from tutti_vllm.prompt_keys import HashFacts, PromptError, keys_of
 
 TOKENS = list(range(100, 228))
 
@@ -66,6 +70,28 @@ def test_another_image_behind_the_same_placeholders_has_other_keys_from_there_on
 
 def test_the_same_image_at_another_place_has_other_keys():
     assert not set(keys(mm_features=image("cat", 33))[1:]) & set(keys(mm_features=image("cat", 32))[1:])
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_keys_without_a_server_are_those_of_its_requests(monkeypatch, seed):
+    """``tutti keys`` has what the namespace says, and whatever is in its own environment."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    facts = HashFacts("model", "sha256", seed, 16, 32, vllm.__version__)
+    with monkeypatch.context() as server:
+        if seed is not None:
+            server.setenv("PYTHONHASHSEED", seed)
+        expected = [keys(), keys(cache_salt="a"), keys(tokens=TOKENS[:40])]
+    monkeypatch.setenv("PYTHONHASHSEED", "99")
+    assert keys_of(facts, [TOKENS, TOKENS, TOKENS[:40]], [None, "a", None]) == expected
+    assert [len(each) for each in expected] == [4, 4, 1]
+    assert os.environ["PYTHONHASHSEED"] == "99"
+
+
+def test_keys_of_another_version_or_hash_are_refused():
+    with pytest.raises(PromptError, match=r"0\.1\.2"):
+        keys_of(HashFacts("model", "sha256", None, 16, 32, "0.1.2"), [TOKENS], [None])
+    with pytest.raises(PromptError, match="md5"):
+        keys_of(HashFacts("model", "md5", None, 16, 32, vllm.__version__), [TOKENS], [None])
 
 
 def test_vllms_hash_knows_an_adapter_by_its_name_and_path_only(tmp_path):
