@@ -85,7 +85,7 @@ TargetUri parse_raw(std::string_view uri, std::string_view rest) {
 }
 
 TargetUri parse_nvme(std::string_view uri, std::string_view rest) {
-  constexpr std::array<std::string_view, 2> keys{"offset", "size"};
+  constexpr std::array<std::string_view, 3> keys{"offset", "size", "broker"};
   const auto [place, query] = split_at_query(rest);
   const std::size_t slash = place.find('/');
   if (slash == std::string_view::npos || !detail::is_controller_name(place.substr(0, slash))) {
@@ -100,6 +100,8 @@ TargetUri parse_nvme(std::string_view uri, std::string_view rest) {
   for (const auto& [key, value] : detail::split_query(uri, query, keys)) {
     if (key == "offset") {
       parsed.offset = parse_aligned(uri, key, value, 0);
+    } else if (key == "broker") {
+      parsed.broker = parse_absolute(uri, value, "broker is the absolute path of a socket");
     } else {
       parsed.size = parse_aligned(uri, key, value, kIoAlignment);
     }

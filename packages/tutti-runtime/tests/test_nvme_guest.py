@@ -36,6 +36,7 @@ CHECK_NAMES = (
     "large_windows_lie_for_huge_pages",
     "a_killed_process_leaves_the_drive_usable",
     "a_window_that_is_gone_is_out_of_reach",
+    "a_broker_shares_a_drive",
     "the_kernel_has_the_drives_again",
 )
 

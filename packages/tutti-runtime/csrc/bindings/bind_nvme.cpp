@@ -7,6 +7,7 @@
 #include "bindings.hpp"
 #include "nvme_controllers.hpp"
 #include "settings.hpp"
+#include "tutti/runtime/nvme/broker.hpp"
 #include "tutti/runtime/nvme/config.hpp"
 #include "tutti/runtime/nvme/qtest.hpp"
 #include "tutti/runtime/nvme/soft.hpp"
@@ -78,6 +79,18 @@ OpenTransport qtest_transport(Settings& settings) {
   return [options] { return nvme::open_qtest(options); };
 }
 
+OpenTransport broker_transport(Settings& settings, const std::string& name) {
+  nvme::BrokerOptions options;
+  options.controller = name;
+  settings.take("socket", options.socket);
+  settings.take("controller", options.controller);
+  settings.take("queues", options.queues);
+  double timeout = options.answer_timeout.count();
+  settings.take("answer_timeout", timeout);
+  options.answer_timeout = Duration(timeout);
+  return [options] { return nvme::open_broker(options); };
+}
+
 OpenTransport vfio_transport(Settings& settings, const std::string& name) {
   nvme::VfioOptions options;
   options.bdf = name;
@@ -113,8 +126,10 @@ ControllerConfig to_controller(const py::dict& values) {
     controller.open = qtest_transport(settings);
   } else if (transport == "vfio") {
     controller.open = vfio_transport(settings, controller.name);
+  } else if (transport == "broker") {
+    controller.open = broker_transport(settings, controller.name);
   } else {
-    throw InvalidArgument("transport='" + transport + "' must be 'soft', 'qtest' or 'vfio'");
+    throw InvalidArgument("transport='" + transport + "' must be 'soft', 'qtest', 'vfio' or 'broker'");
   }
   settings.require_empty();
   return controller;

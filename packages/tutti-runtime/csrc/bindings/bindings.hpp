@@ -80,6 +80,7 @@ void bind_ordering(py::module_& module);
 void bind_extents(py::module_& module);
 void bind_nvme_bus(py::module_& module);
 void bind_nvme_layers(py::module_& module);
+void bind_nvme_broker(py::module_& module);
 void bind_testing(py::module_& module);
 
 }  // namespace tutti::runtime::bindings

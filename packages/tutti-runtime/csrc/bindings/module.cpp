@@ -16,4 +16,5 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_factories(module, runtime);
   bindings::bind_nvme(module);
   bindings::bind_nvme_layers(module);
+  bindings::bind_nvme_broker(module);
 }

@@ -17,7 +17,7 @@ constexpr std::chrono::microseconds kLongestNap(200);
 [[noreturn]] void unanswered(const Transport& transport, const char* what, int error) {
   std::string text = transport.name() + ": " + what;
   if (error == ENODEV) {
-    text += ": the device is gone (its registers read all ones)";
+    text += ": " + transport.describe_gone();
   } else if (error == EIO) {
     text += ": the controller reports a fatal error or was reset; it needs a controller reset";
   } else {

@@ -23,7 +23,7 @@ constexpr std::chrono::microseconds kLongestNap(1000);
 IdentifyData bytes_of(const DmaMemory& memory) { return IdentifyData(memory.address(), kIdentifyBytes); }
 
 SystemError gone(const Transport& transport) {
-  return {ENODEV, transport.name() + ": the device is gone (its registers read all ones)"};
+  return {ENODEV, transport.name() + ": " + transport.describe_gone()};
 }
 
 }  // namespace
@@ -49,7 +49,14 @@ Controller::Controller(std::unique_ptr<Transport> transport, const ControllerOpt
     shutdown();  // its memory must not go while it may still write
     throw;
   }
-  queue_ids_.assign(granted_queues_ + 1, false);
+  for (const std::uint16_t id : transport_->queue_ids()) {
+    queue_ids_.emplace(id, false);
+  }
+  if (queue_ids_.empty()) {
+    for (std::uint32_t id = 1; id <= granted_queues_; ++id) {
+      queue_ids_.emplace(static_cast<std::uint16_t>(id), false);
+    }
+  }
 }
 
 Controller::~Controller() { shutdown(); }
@@ -174,16 +181,17 @@ std::unique_ptr<QueuePair> Controller::make_queue_pair(std::uint32_t depth, Memo
     throw InvalidArgument("depth=" + std::to_string(depth) + " must be 2 or more");
   }
   constexpr std::uint32_t most_identifiers = 1U << 14;  // command_ids.hpp
-  const auto free_id = std::find(queue_ids_.begin() + 1, queue_ids_.end(), false);
+  const auto free_id =
+      std::find_if(queue_ids_.begin(), queue_ids_.end(), [](const auto& each) { return !each.second; });
   if (free_id == queue_ids_.end()) {
     throw InvalidArgument(transport_->name() + ": all " + std::to_string(granted_queues_) +
                           " I/O queue pairs are in use");
   }
-  const auto id = static_cast<std::uint16_t>(free_id - queue_ids_.begin());
+  const std::uint16_t id = free_id->first;
   depth = std::min({depth, capabilities_.max_entries(), most_identifiers});
   auto queue = std::make_unique<QueuePair>(*transport_, id, depth, capabilities_.doorbell_stride(), kind);
   create(*queue);
-  *free_id = true;
+  free_id->second = true;
   return queue;
 }
 

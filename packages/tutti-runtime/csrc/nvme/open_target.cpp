@@ -38,6 +38,24 @@ void require_plain_format(const std::string& where, const NamespaceIdentity& hom
   }
 }
 
+/// Blocks that the owner of the controller did not give to this process are refused before a command is made.
+void require_given(const std::string& where, const DriveFacts& facts, std::uint32_t nsid,
+                   const std::vector<BlockExtent>& extents) {
+  const std::vector<LbaRange>& ranges = facts.transport.ranges;
+  for (const BlockExtent& extent : extents) {
+    const bool given = std::any_of(ranges.begin(), ranges.end(), [&](const LbaRange& range) {
+      return range.nsid == nsid && extent.lba >= range.first && extent.blocks <= range.blocks &&
+             extent.lba - range.first <= range.blocks - extent.blocks;
+    });
+    if (!ranges.empty() && !given) {
+      throw SystemError(EACCES, where + ": blocks " + std::to_string(extent.lba) + " to " +
+                                    std::to_string(extent.lba + extent.blocks - 1) + " are not those that " +
+                                    facts.transport.broker +
+                                    " gives to this process; its status tells the ranges");
+    }
+  }
+}
+
 std::unique_ptr<NvmeTarget> open_namespace(std::span<const NamedDrive> drives, const TargetUri& uri,
                                            bool writable) {
   const auto found = std::find_if(drives.begin(), drives.end(),
@@ -51,6 +69,11 @@ std::unique_ptr<NvmeTarget> open_namespace(std::span<const NamedDrive> drives, c
     throw SystemError(ENOENT, where + ": this runtime has no such controller (it has: " + known + ")");
   }
   const DriveFacts& facts = found->drive->facts();
+  if (!uri.broker.empty() && uri.broker != facts.transport.broker) {
+    throw InvalidUri("target '" + where + "': broker=" + uri.broker + " is not where this runtime has '" +
+                     uri.path + "' from (" +
+                     (facts.transport.broker.empty() ? "it drives it itself" : facts.transport.broker) + ")");
+  }
   const NamespaceIdentity* const home = facts.find(uri.nsid);
   if (home == nullptr) {
     throw SystemError(ENOENT, where + ": the controller has no such active namespace");
@@ -69,10 +92,10 @@ std::unique_ptr<NvmeTarget> open_namespace(std::span<const NamedDrive> drives, c
   target.drive = static_cast<std::uint32_t>(found - drives.begin());
   target.offset = uri.offset;
   target.inode = uri.nsid;
-  return std::make_unique<NvmeTarget>(
-      size, writable, *home, largest_command(facts, *home),
-      std::vector<BlockExtent>{{0, uri.offset >> home->block_shift, size >> home->block_shift}},
-      std::move(target));
+  std::vector<BlockExtent> blocks{{0, uri.offset >> home->block_shift, size >> home->block_shift}};
+  require_given(where, facts, uri.nsid, blocks);
+  return std::make_unique<NvmeTarget>(size, writable, *home, largest_command(facts, *home), std::move(blocks),
+                                      std::move(target));
 }
 
 /// Holds the file, so that its blocks stay its own when its last name goes.
@@ -161,6 +184,7 @@ std::unique_ptr<NvmeTarget> open_file(std::span<const NamedDrive> drives, const 
   // The page cache does not see what goes around it; at least nothing old is served from it.
   ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
   std::vector<BlockExtent> blocks = to_blocks(map.extents, home, uri.path);
+  require_given(uri.path, drives[home.drive].drive->facts(), home.space->nsid, blocks);
   NvmeTarget::Facts target;
   target.kind = "file";
   target.path = uri.path;

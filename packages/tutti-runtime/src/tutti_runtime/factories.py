@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tutti_runtime import _core, config, nvme_settings
+from tutti_runtime import _core, broker_uri, config, nvme_settings
 from tutti_runtime.runtime import Runtime
 from tutti_runtime.write_policy import WritePolicy
 
@@ -123,6 +123,8 @@ def make_nvme_runtime(
             ``max_queues``, ``doorbell_stride``, ``timeout_ms``, ``noiob``, ``dma_granule``, ``latency``
             (seconds), ``bandwidth`` (bytes a second), ``device`` (a CUDA device whose memory it reaches, by
             copies; not tested on hardware), ``control`` (a :class:`tutti_runtime.testing.SoftNvmeControl`).
+            ``"broker"``, a controller that a ``tutti-nvmed`` owns (docs/nvmed.md): ``socket``, ``controller``
+            (its name there; the same where none is given), ``queues`` (most to ask for), ``answer_timeout``.
             ``"qtest"``, a controller of a QEMU process: ``socket``, ``ram``, ``slot``, ``relay``, ``peer``,
             ``peer_slot``. ``"vfio"``: ``bdf``, which is the name too where none is given.
             With any, ``block_devices``: a list of ``{"device": path or (major, minor), "nsid": 1, "offset":
@@ -155,18 +157,25 @@ def make_nvme_runtime(
         "roots": roots,
         "unit": unit,
     }
-    return Runtime(_core.make_nvme(**nvme_settings.check_nvme_settings(settings)))
+    native = nvme_settings.check_nvme_settings(settings)
+    for controller in native["controllers"]:
+        if controller["transport"] == "broker":
+            controller.setdefault("queues", native["queues"])
+    return Runtime(_core.make_nvme(**native))
 
 
-def make_runtime(spec: Mapping[str, Any]) -> Runtime:
+def make_runtime(spec: Mapping[str, Any] | str) -> Runtime:
     """Make a runtime from a mapping: ``kind`` is ``"file"``, ``"striped"``, ``"memory"`` or ``"nvme"``, other
-    keys are those of its function.
+    keys are those of its function. Or from the URI of a target whose controller a ``tutti-nvmed`` owns,
+    ``nvme://name/nsid?broker=/run/tutti/nvmed.sock``, which the runtime then opens.
 
     Raises ``ValueError`` for a missing ``kind``, an unknown key (naming the nearest known one) or a bad
     value.
     """
+    if isinstance(spec, str) and spec.startswith("nvme://"):
+        return make_nvme_runtime(controllers=[broker_uri.controller_of(spec)])
     if not isinstance(spec, Mapping):
-        raise ValueError(f"spec={spec!r} must be a mapping")
+        raise ValueError(f"spec={spec!r} must be a mapping, or the URI of a target that has a broker")
     if "kind" not in spec:
         raise ValueError("key 'kind' is missing; it must be 'file', 'striped', 'memory' or 'nvme'")
     kind = config.check_choice("kind", spec["kind"], config.KINDS)

@@ -72,6 +72,7 @@ _TRANSPORTS: dict[str, dict[str, tuple[int, int] | type]] = {
         "peer_slot": (0, 31),
     },
     "vfio": {"bdf": str, "root": str},
+    "broker": {"socket": str, "controller": str, "queues": (1, 64), "answer_timeout": float},
 }
 _BLOCK_DEVICE: dict[str, tuple[int, int] | type] = {"nsid": (1, (1 << 32) - 2), "offset": (0, _HUGE)}
 

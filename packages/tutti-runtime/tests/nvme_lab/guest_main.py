@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import tutti_runtime as tr
+from nvme_lab import guest_broker
 from nvme_lab import guest_kernel as kernel
 from nvme_lab.guest_report import report
 from nvme_lab.plain_driver import READ, WRITE, Controller, Identity
@@ -277,6 +278,30 @@ def a_window_that_is_gone_is_out_of_reach(guest: Guest) -> None:
     controller.disable()
 
 
+def a_broker_shares_a_drive(guest: Guest) -> None:
+    """Two processes on one controller; one is killed at work, then the broker. The drive outlives both."""
+    bdf = guest.drives["S2"]
+    broker = guest_broker.start_broker(bdf)
+    client = guest_broker.Client(FILE_BYTES)
+    logical, physical, length = guest.extents["S2"][0]
+    assert set(client.move(tr.READ, physical, length)) == {0}
+    expected = content(FILE_BYTES, 102)[logical : logical + length]
+    assert client.memory.bytes[:length].tobytes() == expected
+    client.memory.bytes[:length] = np.frombuffer(expected[::-1], np.uint8)
+    assert set(client.move(tr.WRITE, physical, length)) == {0}
+    guest_broker.kill_a_client_at_work()
+    client.memory.bytes[:] = 0
+    assert set(client.move(tr.READ, physical, length)) == {0}
+    assert client.memory.bytes[:length].tobytes() == expected[::-1]
+    client.memory.bytes[:length] = np.frombuffer(expected, np.uint8)
+    assert set(client.move(tr.WRITE, physical, length)) == {0}
+    guest_broker.end_broker_at_work(broker, client)
+    assert client.runtime.shutdown(30)
+    controller = Controller(_core.open_vfio_bus(bdf))
+    assert controller.identity() == guest.identities["S2"]
+    controller.disable()
+
+
 def the_kernel_has_the_drives_again(guest: Guest) -> None:
     for seed, (serial, bdf) in enumerate(sorted(guest.drives.items())):
         kernel.bind(bdf, "nvme")
@@ -300,6 +325,7 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     large_windows_lie_for_huge_pages,
     a_killed_process_leaves_the_drive_usable,
     a_window_that_is_gone_is_out_of_reach,
+    a_broker_shares_a_drive,
     the_kernel_has_the_drives_again,
 )
 

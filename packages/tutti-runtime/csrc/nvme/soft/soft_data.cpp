@@ -9,6 +9,10 @@
 namespace tutti::runtime::nvme::soft {
 namespace {
 
+// More than a transfer of 65536 blocks needs. Whoever writes lists may be another process: one that runs in a
+// circle must end too.
+constexpr std::uint32_t kMostDescriptors = 1U << 20;
+
 std::string hex(std::uint64_t value) {
   constexpr const char* digits = "0123456789abcdef";
   std::string text = "0x";
@@ -67,6 +71,12 @@ class Resolver {
     }
   }
 
+  void count_one(std::uint16_t status, std::uint64_t at) {
+    if (++seen_ > kMostDescriptors) {
+      fail(status, "a list without an end", at);
+    }
+  }
+
   void add(std::uint64_t iova, std::uint64_t size) {
     std::byte* const memory = windows_.find(iova, size);
     if (memory == nullptr) {
@@ -94,6 +104,7 @@ class Resolver {
       fail(kStatusInvalidPrpOffset, "a PRP list is not qword-aligned", at);
     }
     while (good() && left > 0) {
+      count_one(kStatusInvalidPrpOffset, at);
       const std::byte* const place = windows_.find(at, 8);
       if (place == nullptr || windows_.found_on_device()) {
         fail(kStatusDataTransferError, "a PRP list outside of every window", at);
@@ -143,6 +154,7 @@ class Resolver {
     }
     const std::uint32_t count = segment.length / sizeof(SglDescriptor);
     for (std::uint32_t i = 0; good() && i < count; ++i) {
+      count_one(kStatusInvalidSglCount, segment.address);
       SglDescriptor next{};
       std::memcpy(&next, place + i * sizeof(SglDescriptor), sizeof next);
       if (next.identifier == kSglDataBlock) {
@@ -164,6 +176,7 @@ class Resolver {
 
   Windows& windows_;
   DataPieces& out_;
+  std::uint32_t seen_ = 0;  ///< entries of lists
 };
 
 }  // namespace

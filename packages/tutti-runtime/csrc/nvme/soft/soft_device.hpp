@@ -57,6 +57,7 @@ struct SubmissionQueue {
   std::optional<std::uint32_t> ignored_tail;
   std::vector<bool> cids = std::vector<bool>(65536);  ///< in flight
   std::vector<Pending> held;                          ///< kReorder
+  bool broken = false;                                ///< guarded, and broke the rules of its ring
 };
 
 /// The controller behind a soft transport: registers in `bar`, everything else its own. The owner locks;
@@ -71,6 +72,7 @@ class Device {
   [[nodiscard]] Windows& windows() noexcept { return windows_; }
   /// After a window is gone: queues in it are lost.
   void check_queues();
+  void guard_queue(std::uint16_t id, const SoftGuard& guard);
   void set_bus_master(bool on) noexcept { bus_master_ = on; }
   /// See Storage::warm_up(). @throws SystemError
   void warm_up() {
@@ -92,6 +94,8 @@ class Device {
   void disable();
   void drop_queues();
   void fatal(const std::string& why);
+  void blame(std::uint16_t id, SubmissionQueue& queue, const std::string& why);
+  [[nodiscard]] bool has_backlog(const SubmissionQueue& queue) const;
   bool look_at_queue(std::uint16_t id, SubmissionQueue& queue);
   bool take_doorbell(std::uint16_t id, SubmissionQueue& queue);
   void fetch(std::uint16_t id, SubmissionQueue& queue);
@@ -106,7 +110,9 @@ class Device {
 
   // I/O commands (soft_io.cpp)
   [[nodiscard]] Outcome check_io(const Command& command, Storage*& storage);
-  [[nodiscard]] Outcome run_io(const Command& command);
+  [[nodiscard]] Outcome run_io(std::uint16_t queue, const Command& command);
+  [[nodiscard]] Outcome move(const Command& command, Storage& storage);
+  [[nodiscard]] static bool may_touch(const SoftGuard& guard, const Command& command);
 
   // Admin commands (soft_admin.cpp)
   [[nodiscard]] Outcome run_admin(const Command& command);
@@ -133,6 +139,7 @@ class Device {
   std::uint64_t page_ = 4096;
   std::map<std::uint16_t, CompletionQueue> cqs_;
   std::map<std::uint16_t, SubmissionQueue> sqs_;
+  std::map<std::uint16_t, SoftGuard> guards_;
   std::multimap<TimePoint, Pending> pending_;
   TimePoint link_free_;  ///< when the modelled bandwidth has room again
 };

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "soft_device.hpp"
 
 namespace tutti::runtime::nvme::soft {
@@ -49,27 +51,51 @@ Outcome Device::check_io(const Command& command, Storage*& storage) {
   return {};
 }
 
-Outcome Device::run_io(const Command& command) {
+bool Device::may_touch(const SoftGuard& guard, const Command& command) {
+  if (guard.ranges.empty()) {
+    return true;
+  }
+  const bool flush = command.opcode == static_cast<std::uint8_t>(IoOpcode::kFlush);
+  const std::uint64_t slba = slba_of(command);
+  const std::uint64_t blocks = blocks_of(command);
+  return std::any_of(guard.ranges.begin(), guard.ranges.end(), [&](const LbaRange& range) {
+    return range.nsid == command.nsid && (flush || (slba >= range.first && blocks <= range.blocks &&
+                                                    slba - range.first <= range.blocks - blocks));
+  });
+}
+
+Outcome Device::run_io(std::uint16_t queue, const Command& command) {
   Storage* storage = nullptr;
   const Outcome refused = check_io(command, storage);
   if (refused.status != 0) {
     return refused;
   }
-  const auto opcode = static_cast<IoOpcode>(command.opcode);
-  if (opcode == IoOpcode::kFlush) {
+  const auto guard = guards_.find(queue);
+  if (guard != guards_.end() && !may_touch(guard->second, command)) {
+    control_.violate("queue " + std::to_string(queue) + " was not given these blocks");
+    return {kStatusAccessDenied | kDoNotRetry, 0};
+  }
+  if (command.opcode == static_cast<std::uint8_t>(IoOpcode::kFlush)) {
     const bool flushed = storage->flush();
     control_.count([](SoftCounters& counters) { ++counters.flushes; });
     return {static_cast<std::uint16_t>(flushed ? 0 : kStatusWriteFault), 0};
   }
-  const std::uint64_t bytes = std::uint64_t{blocks_of(command)} * storage->lba_bytes();
+  windows_.look_as(guard != guards_.end() ? guard->second.owner : 0);
+  const Outcome outcome = move(command, *storage);
+  windows_.look_as(0);
+  return outcome;
+}
+
+Outcome Device::move(const Command& command, Storage& storage) {
+  const std::uint64_t bytes = std::uint64_t{blocks_of(command)} * storage.lba_bytes();
   resolve(windows_, data_of(command), bytes, page_, settings_.sgl, data_);
   if (data_.status != 0) {
     control_.violate(data_.violation);
     return {static_cast<std::uint16_t>(data_.status | kDoNotRetry), 0};
   }
-  const std::uint64_t place = slba_of(command) * storage->lba_bytes();
-  const bool read = opcode == IoOpcode::kRead;
-  if (!(read ? storage->read(place, data_) : storage->write(place, data_))) {
+  const std::uint64_t place = slba_of(command) * storage.lba_bytes();
+  const bool read = command.opcode == static_cast<std::uint8_t>(IoOpcode::kRead);
+  if (!(read ? storage.read(place, data_) : storage.write(place, data_))) {
     return {static_cast<std::uint16_t>(read ? kStatusUnrecoveredRead : kStatusWriteFault), 0};
   }
   control_.count([&](SoftCounters& counters) {

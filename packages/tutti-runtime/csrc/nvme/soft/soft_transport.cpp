@@ -204,6 +204,14 @@ class SoftTransportImpl final : public SoftTransport {
   }
 
   void drive_by_hand() override { stop_thread(); }
+  void set_owner(const DmaMapping& window, std::uint32_t owner) override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->device.windows().set_owner(window.runs(), owner);
+  }
+  void guard_queue(std::uint16_t id, const SoftGuard& guard) override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->device.guard_queue(id, guard);
+  }
   bool step() override {
     const std::lock_guard lock(shared_->mutex);
     return shared_->device.step();

@@ -42,6 +42,16 @@ void Windows::remove(const std::vector<DmaRun>& runs) {
   last_ = {nullptr, 0};
 }
 
+void Windows::set_owner(const std::vector<DmaRun>& runs, std::uint32_t owner) noexcept {
+  for (const DmaRun& run : runs) {
+    const auto window = windows_.find(run.iova);
+    if (window != windows_.end()) {
+      window->second.owner = owner;
+    }
+  }
+  last_ = {nullptr, 0};
+}
+
 std::byte* Windows::find(std::uint64_t iova, std::uint64_t size) {
   if (iova - last_begin_ >= last_.size || last_.address == nullptr) {
     auto window = windows_.upper_bound(iova);
@@ -54,6 +64,9 @@ std::byte* Windows::find(std::uint64_t iova, std::uint64_t size) {
     }
     last_begin_ = window->first;
     last_ = window->second;
+  }
+  if (!is_visible(last_)) {
+    return nullptr;
   }
   const std::uint64_t inside = iova - last_begin_;
   return size <= last_.size - inside ? last_.address + inside : nullptr;

@@ -21,6 +21,11 @@ class Windows {
                                         bool on_device);
   void remove(const std::vector<DmaRun>& runs);
 
+  /// Windows belong to 0, this process, unless it is said otherwise.
+  void set_owner(const std::vector<DmaRun>& runs, std::uint32_t owner) noexcept;
+  /// find() sees only windows of `owner` from now on; 0: all.
+  void look_as(std::uint32_t owner) noexcept { looking_as_ = owner; }
+
   /// The memory of a range, if one window has all of it.
   [[nodiscard]] std::byte* find(std::uint64_t iova, std::uint64_t size);
   /// Whether what find() found last is memory of a CUDA device.
@@ -31,15 +36,21 @@ class Windows {
     std::byte* address;
     std::uint64_t size;
     bool on_device = false;
+    std::uint32_t owner = 0;
   };
   std::uint64_t place(std::byte* address, std::uint64_t size, bool on_device);
 
   std::map<std::uint64_t, Window> windows_;
+  [[nodiscard]] bool is_visible(const Window& window) const noexcept {
+    return looking_as_ == 0 || window.owner == looking_as_;
+  }
+
   std::uint64_t next_ = std::uint64_t{1} << 40;
   std::mt19937_64 random_{1};  // NOLINT(bugprone-random-generator-seed): tests must repeat
   // The last window that was found: neighbouring commands use the same.
   std::uint64_t last_begin_ = 0;
   Window last_{nullptr, 0};
+  std::uint32_t looking_as_ = 0;
 };
 
 }  // namespace tutti::runtime::nvme::soft

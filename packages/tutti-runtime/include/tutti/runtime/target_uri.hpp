@@ -28,9 +28,10 @@ inline constexpr std::uint64_t kMaxStripeUnit = std::uint64_t{1} << 30;
 ///                            unit, counted from 0, less than the number of roots. size: multiple of 4 KiB
 ///   raw:///absolute/path?offset=BYTES&size=BYTES
 ///                            block device or image file; the slice begins at offset, a multiple of 4 KiB
-///   nvme://name/nsid?offset=BYTES&size=BYTES
+///   nvme://name/nsid?offset=BYTES&size=BYTES&broker=/path
 ///                            a slice of a namespace; name is the controller's in this runtime (1 to 200
-///                            characters of A-Z a-z 0-9 . _ - :), nsid its identifier from 1 on
+///                            characters of A-Z a-z 0-9 . _ - :), nsid its identifier from 1 on; broker: the
+///                            socket of the tutti-nvmed that the runtime must have the controller from
 ///
 /// A root of a striped target can be nvme://name/nsid too; each shard then begins at `offset` of its
 /// namespace.
@@ -44,6 +45,8 @@ struct TargetUri {
   std::uint64_t unit = 0;            ///< striped only; 0 for the runtime's own
   std::uint32_t rotation = 0;        ///< striped only
   std::uint32_t nsid = 0;            ///< nvme only
+  // NOLINTNEXTLINE(readability-redundant-member-init): as above
+  std::string broker{};  ///< nvme only: the socket that the controller must be had from; empty: any
 };
 
 /// @throws InvalidUri naming the URI and the rule; SystemError(ENAMETOOLONG) for a path the system cannot

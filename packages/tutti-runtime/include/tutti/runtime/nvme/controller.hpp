@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -60,6 +61,11 @@ class Controller {
   /// Tells the controller of a cleared pair after reset(). @throws CommandFailed
   void create(QueuePair& queue);
 
+  /// Runs an admin command on behalf of somebody else. @throws CommandFailed
+  Completion execute(const Command& command, const char* what) {
+    return admin_->execute(command, what, options_.admin_timeout);
+  }
+
   /// Asks to abort a command. @returns whether the controller says that it did. @throws CommandFailed
   bool abort(const QueuePair& queue, std::uint16_t cid);
 
@@ -90,7 +96,7 @@ class Controller {
   ControllerIdentity identity_;
   std::vector<NamespaceIdentity> namespaces_;
   std::uint32_t granted_queues_ = 0;
-  std::vector<bool> queue_ids_;  ///< in use, from 1 on
+  std::map<std::uint16_t, bool> queue_ids_;  ///< that may be made; whether they are in use
   std::optional<AdminQueue> admin_;
   DmaMemory identify_memory_;  ///< stays: a late answer to a command that timed out may still be written
 };

@@ -126,6 +126,12 @@ class SoftControl {
   SoftCounters counters_;
 };
 
+/// What the commands of a queue that was given to another process may reach.
+struct SoftGuard {
+  std::uint32_t owner = 0;       ///< only windows of this owner
+  std::vector<LbaRange> ranges;  ///< only these blocks; empty: all
+};
+
 /// A transport with its controller. Beside Transport it can be driven by hand.
 class SoftTransport : public Transport {
  public:
@@ -133,6 +139,12 @@ class SoftTransport : public Transport {
   virtual void drive_by_hand() = 0;
   /// One round of the controller. @returns whether there was anything to do.
   virtual bool step() = 0;
+
+  /// Says whose a mapped window is: 0, this process, unless told otherwise.
+  virtual void set_owner(const DmaMapping& window, std::uint32_t owner) = 0;
+  /// Guards I/O queue `id`, which may not exist yet, until it is guarded anew or with owner 0. A guarded
+  /// queue that breaks the rules of its ring is left out from then on; it does not stop the controller.
+  virtual void guard_queue(std::uint16_t id, const SoftGuard& guard) = 0;
 };
 
 /// @throws InvalidArgument for settings outside their range; SystemError for an image that cannot be opened.

@@ -65,6 +65,13 @@ class DmaMemory {
   std::shared_ptr<void> owner_;
 };
 
+/// Blocks of a namespace.
+struct LbaRange {
+  std::uint32_t nsid = 0;
+  std::uint64_t first = 0;
+  std::uint64_t blocks = 0;
+};
+
 struct TransportCaps {
   bool doorbell_stores = false;     ///< doorbell() gives words that plain CPU stores ring
   bool gpu_doorbells = false;       ///< a GPU can be given those words
@@ -72,6 +79,10 @@ struct TransportCaps {
   bool device_memory = false;       ///< map() takes MemoryKind::kDevice
   std::uint64_t page_bytes = 4096;  ///< alignment of what map() takes
   std::string limits;               ///< in words: what it cannot do and why; empty when nothing is missing
+  // NOLINTBEGIN(readability-redundant-member-init): GCC warns of aggregates that leave them out otherwise
+  std::string broker{};            ///< socket of the process that owns the controller; empty: this one does
+  std::vector<LbaRange> ranges{};  ///< the only blocks that this driver may touch; empty: all
+  // NOLINTEND(readability-redundant-member-init)
 };
 
 /// What a controller's driver needs of the bus: registers of BAR0 and memory for DMA. One per controller.
@@ -111,6 +122,14 @@ class Transport {
   /// that answers nothing any more is cut off before its memory is used for something else.
   /// @returns false where the bus has no such switch; nothing is known of the device then.
   virtual bool set_bus_master(bool /*on*/) noexcept { return false; }
+
+  /// Identifiers of the I/O queues that this driver may make; empty: all of the controller's.
+  [[nodiscard]] virtual std::vector<std::uint16_t> queue_ids() const { return {}; }
+
+  /// What it means that registers read all ones, for messages.
+  [[nodiscard]] virtual std::string describe_gone() const {
+    return "the device is gone (its registers read all ones)";
+  }
 
   [[nodiscard]] virtual TransportCaps caps() const = 0;
 };
