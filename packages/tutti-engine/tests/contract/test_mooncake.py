@@ -3,6 +3,7 @@
 
 import errno
 import os
+import signal
 import threading
 import time
 
@@ -21,6 +22,7 @@ from tutti_engine.shared_kinds import make_shared_store
 from tutti_engine.shared_store import ObjectBatch
 from tutti_engine.testing.conformance import BackendConformance
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
+from tutti_engine.testing.window import POISON
 
 LONG = "TUTTI_LONG_TESTS" in os.environ
 
@@ -159,3 +161,57 @@ def test_a_call_that_hangs_holds_its_slots_and_nothing_else(cluster):
 def test_the_doctor_asks_the_master(cluster):
     findings = {each.name: each for each in examine_mooncake(cluster.master)}
     assert findings["mooncake"].verdict == findings["mooncake master"].verdict == "ok"
+
+
+@pytest.mark.skipif(not LONG, reason="half a minute: set TUTTI_LONG_TESTS")
+def test_nothing_is_written_to_a_slot_after_its_read_has_ended():
+    """A node stops in the midst of a read, which fails, and goes on when the slots are somebody else's."""
+    with MooncakeCluster(master_options=["--client_ttl=300"]) as alone:
+        node = alone.start_node(256 << 20)
+        store = MooncakeStore(alone.master, timeout=1.0)
+        bench = SharedBench(store, 16, 8 << 20, 4096)
+        names, slots = [f"n/{number}" for number in range(16)], list(range(16))
+        for slot in slots:
+            bench.fill(slot, 1, slot)
+        assert bench.write(names, slots, 1) == [0] * 16
+        for _ in range(3):
+            handle = store.read_objects(ObjectBatch(names, slots, 1))
+            node.send_signal(signal.SIGSTOP)
+            failed = [slot for slot, status in enumerate(bench.finish(handle)) if status]
+            bench.clear()
+            node.send_signal(signal.SIGCONT)
+            # The node is there again once it answers: what it still had to send it has sent by then.
+            while bench.read(names[:1], [0], 1) != [0]:
+                pass
+            for slot in set(failed) - {0}:
+                assert set(bench.seen(slot, 1)[1]) == {POISON}
+        store.shutdown()
+
+
+def test_a_store_that_is_shut_down_under_a_question_closes_its_client_only_after_it(cluster):
+    store = MooncakeStore(cluster.master, timeout=30.0)
+    client, go, asked, order = store._client, threading.Event(), threading.Event(), []
+
+    class Slow:
+        def batch_is_exist(self, names):
+            asked.set()
+            assert go.wait(30)
+            order.append("answer")
+            return client.batch_is_exist(names)
+
+        def close(self):
+            order.append("close")
+            return client.close()
+
+    store._client = Slow()
+    question = threading.Thread(target=lambda: store.exists(["a"]))
+    question.start()
+    assert asked.wait(30)
+    closing = threading.Thread(target=store.shutdown)
+    closing.start()
+    go.set()
+    for thread in (question, closing):
+        thread.join(60)
+    assert order == ["answer", "close"]
+    with pytest.raises(OSError, match="closed"):
+        store.exists(["a"])

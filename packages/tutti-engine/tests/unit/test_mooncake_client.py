@@ -174,7 +174,7 @@ def test_the_end_of_a_process_waits_for_calls_and_lets_no_more_begin():
     thread.start()
     assert inside.wait(30)
     assert not calls.end(0.0)
-    with pytest.raises(OSError, match="the process ends"), calls.under_way():
+    with pytest.raises(OSError, match="closed or the process ends"), calls.under_way():
         pass
     go.set()
     assert calls.end(time.monotonic() + 30)

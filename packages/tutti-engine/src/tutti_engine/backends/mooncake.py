@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tutti_engine.backend import StagingWindow
-from tutti_engine.backends.mooncake_client import CALLS, MooncakeOptions, connect, errno_of, load
+from tutti_engine.backends.mooncake_client import CALLS, Calls, MooncakeOptions, connect, errno_of, load
 from tutti_engine.blocking_store import BlockingStore
 
 __all__ = ["MooncakeStore"]
@@ -100,9 +100,9 @@ class MooncakeStore(BlockingStore):
         devices: str = "",
         metadata: str = "P2PHANDSHAKE",
         replicas: int = 1,
-        timeout: float = 5.0,
+        timeout: float = 2.0,
         calls: int = 1,
-        objects_per_call: int = 64,
+        objects_per_call: int = 32,
     ) -> None:
         options = MooncakeOptions(
             master, host, segment_bytes, buffer_bytes, protocol, devices, metadata, timeout
@@ -110,6 +110,8 @@ class MooncakeStore(BlockingStore):
         for name, value in (("replicas", replicas), ("calls", calls), ("objects_per_call", objects_per_call)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        self._timeout = timeout
+        self._calls = Calls()
         self._client = connect(options)
         self._config = _config(replicas)
         self.data_path = f"mooncake {protocol}"
@@ -133,7 +135,7 @@ class MooncakeStore(BlockingStore):
         """Ask the master. One that says yes keeps the object for its lease, 10 s if nothing else was set."""
         if not names:
             return []
-        with CALLS.under_way():
+        with self._calling():
             codes = self._client.batch_is_exist(list(names))
         bad = next((code for code in codes if code < 0), 0)
         if bad:
@@ -144,7 +146,7 @@ class MooncakeStore(BlockingStore):
         """Remove objects, also those with a lease."""
         if not names:
             return
-        with CALLS.under_way():
+        with self._calling():
             codes = {errno_of(code) for code in self._client.batch_remove(list(names), True) if code}
         bad = codes - {errno.ENOENT}
         if bad:
@@ -153,14 +155,14 @@ class MooncakeStore(BlockingStore):
     def put(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Write objects; those that are there already, or on their way, count as written."""
         places, sizes = _parts(pieces)
-        with self._writing.taken(), CALLS.under_way():
+        with self._writing.taken(), self._calling():
             codes = self._client.batch_put_from_multi_buffers(list(names), places, sizes, self._config)
         return [0 if code == 0 else errno_of(code) for code in codes]
 
     def get(self, names: Sequence[str], pieces: Pieces) -> Sequence[int]:
         """Read objects."""
         places, sizes = _parts(pieces)
-        with self._reading.taken(), CALLS.under_way():
+        with self._reading.taken(), self._calling():
             codes = self._client.batch_get_into_multi_buffers(list(names), places, sizes)
         wanted = [sum(each) for each in sizes]
         statuses = [
@@ -171,8 +173,14 @@ class MooncakeStore(BlockingStore):
 
     def close(self) -> None:
         """Close the client, unless a call hangs in it: then it stays open until the process ends."""
-        if self.wait_idle(0.0):
+        if self._calls.end(time.monotonic() + self._timeout):
             self._client.close()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Count a call of the client, which must not be closed meanwhile."""
+        with CALLS.under_way(), self._calls.under_way():
+            yield
 
     def _told_apart(
         self, names: Sequence[str], wanted: Sequence[int], statuses: Sequence[int]
@@ -181,7 +189,7 @@ class MooncakeStore(BlockingStore):
         unclear = [number for number, status in enumerate(statuses) if status in (errno.EIO, errno.EINVAL)]
         if not unclear:
             return statuses
-        with CALLS.under_way():
+        with self._calling():
             found = self._client.batch_get_replica_desc([names[number] for number in unclear])
         told = list(statuses)
         for number in unclear:

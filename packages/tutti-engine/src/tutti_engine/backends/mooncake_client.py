@@ -60,11 +60,7 @@ EXIT_SECONDS = 10.0
 
 
 class Calls:
-    """Calls of Mooncake's client that are under way in this process.
-
-    The end of the interpreter unwinds its daemon threads; one that is inside Mooncake then ends the process
-    with SIGABRT. So the end waits for them, and no new ones begin.
-    """
+    """Calls of Mooncake's client that are under way, in this process or of one client."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,10 +69,10 @@ class Calls:
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """Count a call for the block. Raises OSError with ``ESHUTDOWN`` at the end of the process."""
+        """Count a call for the block. Raises OSError with ``ESHUTDOWN`` once ``end`` was called."""
         with self._changed:
             if self._ending:
-                raise OSError(errno.ESHUTDOWN, "the process ends, Mooncake is not called any more")
+                raise OSError(errno.ESHUTDOWN, "Mooncake's client is closed or the process ends")
             self._count += 1
         try:
             yield
@@ -93,6 +89,11 @@ class Calls:
 
 
 CALLS = Calls()
+"""Those of this process.
+
+The end of the interpreter unwinds its daemon threads; one that is inside Mooncake then ends the process with
+SIGABRT. So the end waits for them, and no new ones begin.
+"""
 
 atexit.register(lambda: CALLS.end(time.monotonic() + EXIT_SECONDS))
 
@@ -120,7 +121,7 @@ class MooncakeOptions:
     protocol: str = "tcp"
     devices: str = ""
     metadata: str = "P2PHANDSHAKE"
-    timeout: float = 5.0
+    timeout: float = 2.0
 
     def __post_init__(self) -> None:
         address(self.master)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tutti_engine.backend import SegmentBatch, StagingWindow
 from tutti_engine.backends.mooncake import MooncakeStore, Pieces, _parts
-from tutti_engine.backends.mooncake_client import CALLS, errno_of
+from tutti_engine.backends.mooncake_client import errno_of
 from tutti_engine.blocking_store import BatchHandle
 from tutti_engine.shared_store import ObjectBatch
 
@@ -103,7 +103,7 @@ class _Places(MooncakeStore):
         """Write objects, also those that are there."""
         places, sizes = _parts(pieces)
         starts, lengths = [each[0] for each in places], [each[0] for each in sizes]
-        with self._writing.taken(), CALLS.under_way():
+        with self._writing.taken(), self._calling():
             codes = self._client.batch_upsert_from(list(names), starts, lengths, self._config)
         return [0 if code == 0 else errno_of(code) for code in codes]
 
