@@ -160,6 +160,11 @@ ROWS = [
             "test_differential.py::test_random_schedules_change_no_token_and_leave_nothing_behind",
         ),
         ("`/metrics`", E2E, "test_metrics.py::test_the_registry_shows_what_happened"),
+        (
+            "export and import of a prompt's chunks",
+            E2E,
+            "test_archives.py::test_a_prompts_chunks_travel_in_a_file_and_are_hits_elsewhere",
+        ),
         ("KV events", E2E, "test_metrics.py::test_events_name_the_blocks_as_vllm_names_its_own"),
     ),
     *_rows(
@@ -174,6 +179,11 @@ ROWS = [
             "a drive that hangs",
             ADAPTER,
             "test_load_failures.py::test_a_drive_that_hangs_costs_its_deadline_and_nothing_else",
+        ),
+        (
+            "a cluster's master, nodes, network and store fail, one after the other",
+            "tests/cluster/",
+            "test_failures.py::test_prompts_go_on_are_right_and_the_cluster_heals",
         ),
         ("hostile files, links, names", ENGINE, "fault/test_hostile_store.py"),
     ),
@@ -209,6 +219,11 @@ ROWS = [
             "the real driver interface (VFIO), in a virtual machine",
             RUNTIME,
             "test_nvme_guest.py::test_in_the_guest",
+        ),
+        (
+            "one NVMe controller for several processes, some of which are killed",
+            RUNTIME,
+            "test_nvmed.py::test_processes_share_a_controller_and_some_are_killed",
         ),
         (
             "NVMe commands from a GPU, on a software drive",
