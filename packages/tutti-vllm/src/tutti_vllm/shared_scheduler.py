@@ -52,6 +52,7 @@ class SharedRules:
 class _Asked:
     began: float
     asks: int = 0
+    is_late: bool = False
     choice: Choice | None = None
 
 
@@ -131,7 +132,9 @@ class SharedSide:
         if asked.asks <= self.rules.lookup_asks and not late:
             self.counters.add("shared_lookup_waits")
             return None
-        self.counters.add("shared_lookup_timeouts")
+        if not asked.is_late:
+            asked.is_late = True
+            self.counters.add("shared_lookup_timeouts")
         return seen.chunks
 
     def allows(self, request_id: str, tokens: int) -> bool:

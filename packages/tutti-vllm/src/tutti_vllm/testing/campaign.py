@@ -39,6 +39,7 @@ from tutti_vllm.testing.schedules import (
     make_stages,
 )
 from tutti_vllm.testing.scripts import Script, asked_by, from_text
+from tutti_vllm.testing.shared_trouble import SharedTrouble, shared_settings
 
 __all__ = ["MARK", "Pool", "Run", "run_campaign", "run_script", "stage_of"]
 
@@ -53,6 +54,13 @@ is right. Answers are compared up to the first such place.
 """
 
 DRAIN_SECONDS = 60.0
+
+ANOTHER_SERVER = 0.7
+"""Chance that an engine that shares a store finds nothing on its own drive."""
+
+KEEPS_SHARING = 0.9
+"""Chance that it goes on to share after the connector's cache was reset."""
+
 IO_TIMEOUT = 0.2
 
 
@@ -103,10 +111,39 @@ class Run:
     """One engine with the connector, and the schedules that it is put through."""
 
     def __init__(
-        self, model: CampaignModel, folder: Path, pool: Pool, choice: EngineChoice, seed: int
+        self,
+        model: CampaignModel,
+        folder: Path,
+        pool: Pool,
+        choice: EngineChoice,
+        seed: int,
+        *,
+        shared: bool = False,
     ) -> None:
+        """Start an engine.
+
+        Args:
+            model: what it runs.
+            folder: where model and storage are.
+            pool: prompts and answers.
+            choice: how it is set up.
+            seed: of the faults.
+            shared: whether it shares a store with the engines before and after it in the same folder, of whom
+                most have nothing else left.
+        """
         from tutti_vllm.testing import faulty_connector
 
+        self._trouble: SharedTrouble | None = None
+        self._keeps_sharing = False
+        sharing: dict[str, Any] = {}
+        if shared:
+            chance = random.Random(seed)
+            sharing = shared_settings(folder / "pool", chance)
+            (folder / "pool").mkdir(mode=0o700, exist_ok=True)
+            self._trouble = SharedTrouble(folder / "pool", seed)
+            self._keeps_sharing = chance.random() < KEEPS_SHARING
+            if chance.random() < ANOTHER_SERVER:
+                shutil.rmtree(folder / "cache", ignore_errors=True)
         self._pool = pool
         self._root = folder / "cache"
         self._errors = ErrorLog()
@@ -134,7 +171,8 @@ class Run:
                 "blocks_per_chunk": BLOCKS_PER_CHUNK,
                 "strict": True,
             }
-            | choice.settings,
+            | choice.settings
+            | sharing,
         }
         options = dict(choice.options)
         # The groups of a model share vLLM's blocks.
@@ -145,6 +183,14 @@ class Run:
         # They open and close in the time of a schedule.
         planner.load_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
         planner.store_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+        side = self.engine.connector._scheduler.shared
+        if side is not None:
+            side.tier.load_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+            side.tier.store_breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+            side.tier.lookup.breaker = Breaker(cooldown=0.02, max_cooldown=0.1)
+            if self._keeps_sharing:
+                # After a reset nobody knows whose weights the objects are of; here everybody does.
+                side.tier.retire = lambda why: None
         self._live: dict[str, tuple[int, int]] = {}
         self._preempted: Counter[str] = Counter()
         self._asked = 0
@@ -156,10 +202,15 @@ class Run:
         failed, told = self._failed_chunks(), self.tally["failed"]
         self._conditions.mix = FAULT_MIXES[schedule.faults]
         for action in schedule.actions:
+            if self._trouble is not None:
+                self._trouble.act()
             self._act(action)
             self._step(1)
         self._drain()
         self._conditions.mix = FaultMix()
+        if self._trouble is not None:
+            # Only now: whatever the shared store does, requests end.
+            self._trouble.heal()
         held = self.engine.become_idle()
         if held:
             self._problems.append(f"held by the idle engine: {held}")
@@ -178,7 +229,8 @@ class Run:
         return counters
 
     def _failed_chunks(self) -> int:
-        return int(self.engine.connector.counters().get("load_failed_chunks", 0))
+        counters = self.engine.connector.counters()
+        return sum(int(counters.get(name, 0)) for name in ("load_failed_chunks", "shared_load_failed_chunks"))
 
     def _act(self, action: Action) -> None:
         if action.kind == "ask":
@@ -253,15 +305,20 @@ class Run:
             self._live.clear()
 
 
-def run_campaign(seed: int, schedules: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run schedules; yield for each one what is wrong, and after each engine its counters."""
+def run_campaign(
+    seed: int, schedules: int, folder: Path, *, shared: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Run schedules; yield for each one what is wrong, and after each engine its counters.
+
+    ``shared``: see ``Run``.
+    """
     chance = random.Random(seed)
     model = model_of(seed)
     prompts = make_prompts(chance, VOCABULARY, model.geometry.chunk_tokens)
     pool = Pool(model.make(folder / "model"), prompts)
     number = 0
     for stage in make_stages(chance, prompts):
-        run = Run(model, folder, pool, stage.choice, seed=stage.seed)
+        run = Run(model, folder, pool, stage.choice, seed=stage.seed, shared=shared)
         for schedule in stage.schedules[: schedules - number]:
             problems = run.run(schedule)
             yield {"schedule": number, "problems": problems, "faults": schedule.faults}
@@ -323,6 +380,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--schedules", type=int, help="so many from the first one on")
     what.add_argument("--script", help="these alone, as a shrunk failure is told")
+    parser.add_argument("--shared", action="store_true", help="engines share a store that fails as well")
     parser.add_argument("--tries", type=int, default=1, help="times that a script is run, unless it fails")
     arguments = parser.parse_args()
     prepare_process()
@@ -331,7 +389,7 @@ def main() -> int:
     try:
         if arguments.script is not None:
             return _try_script(arguments.seed, from_text(arguments.script), folder, arguments.tries)
-        for report in run_campaign(arguments.seed, arguments.schedules, folder):
+        for report in run_campaign(arguments.seed, arguments.schedules, folder, shared=arguments.shared):
             failed |= bool(report.get("problems"))
             print(MARK + json.dumps(report), flush=True)
     except Exception as error:

@@ -8,8 +8,9 @@ prefix cache with and without the connector's, too little memory (so preemptions
 again on what they stored, small stores that evict, and storage that is slow, fails, lies or hangs. Every
 answer is compared with what vLLM alone says to that prompt, and after each schedule nothing may be held: no
 block, pin, staging slot, plan or place, and no byte too many on disk. Some engines plan a step before the one
-before it has ended, some fail requests whose load fails instead of computing them. Exit status 1 if anything
-is wrong; a schedule that fails is made as short as it can be, and told as a command.
+before it has ended, some fail requests whose load fails instead of computing them. With ``--shared`` the
+engines of a campaign share a store, and most have nothing else when they start. Exit status 1 if anything is
+wrong; a schedule that fails is made as short as it can be, and told as a command.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Result:
         faults: how many schedules ran with which mix of faults.
         totals: sums of the connector's counters and of what the schedules did.
         seconds: of the whole run.
+        shared: whether engines shared a store.
     """
 
     seed: int
@@ -66,6 +68,7 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    shared: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -74,14 +77,29 @@ class Result:
     @property
     def is_clean(self) -> bool:
         """Whether nothing was wrong, and hits were served at all."""
-        return not self.problems and not self.deaths and self.totals["load_chunks"] > 0
+        loads = "shared_load_chunks" if self.shared else "load_chunks"
+        return not self.problems and not self.deaths and self.totals[loads] > 0
 
 
 def run(
-    schedules: int, *, seed: int, jobs: int, told: Callable[[Result], None] = lambda result: None
+    schedules: int,
+    *,
+    seed: int,
+    jobs: int,
+    told: Callable[[Result], None] = lambda result: None,
+    shared: bool = False,
 ) -> Result:
-    """Run schedules in several processes; ``told`` is called after each schedule, under a lock."""
-    result = Result(seed)
+    """Run schedules in several processes.
+
+    Args:
+        schedules: how many.
+        seed: of the first campaign.
+        jobs: processes at a time.
+        told: called after each schedule, under a lock.
+        shared: whether the engines of a campaign share a store, which is cut, hangs, is full, loses and
+            damages objects while they run.
+    """
+    result = Result(seed, shared=shared)
     begin = time.monotonic()
     counts = [min(SCHEDULES_A_CAMPAIGN, schedules - n) for n in range(0, schedules, SCHEDULES_A_CAMPAIGN)]
     waiting = list(enumerate(counts, start=seed))
@@ -111,7 +129,7 @@ def _run_campaign(
     other: list[str] = []
     last = -1
     with subprocess.Popen(
-        [*command, "--seed", str(seed), "--schedules", str(count)],
+        [*command, "--seed", str(seed), "--schedules", str(count), *(["--shared"] if result.shared else [])],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -133,7 +151,8 @@ def _run_campaign(
             result.deaths += 1
             result.failures.append((seed, last + 1))
             result.problems.append(
-                f"the engine's process ended with code {code}; {_again(seed, last + 1)}\n{''.join(other)}"
+                f"the engine's process ended with code {code}; {_again(seed, last + 1, result.shared)}\n"
+                + "".join(other)
             )
             told(result)
 
@@ -142,7 +161,7 @@ def _take(report: dict[str, Any], seed: int, result: Result) -> None:
     if "schedule" in report:
         result.schedules += 1
         result.faults[report["faults"]] += 1
-        again = _again(seed, report["schedule"])
+        again = _again(seed, report["schedule"], result.shared)
         result.problems += [f"{problem}; {again}" for problem in report["problems"]]
         result.failures += [(seed, report["schedule"])] if report["problems"] else []
     elif "engine" in report:
@@ -154,8 +173,9 @@ def _take(report: dict[str, Any], seed: int, result: Result) -> None:
         result.problems.append(f"{report['death']}, somewhere in campaign {seed}")
 
 
-def _again(seed: int, schedule: int) -> str:
-    return f"again: python -m tutti_vllm.testing.campaign --seed {seed} --schedules {schedule + 1}"
+def _again(seed: int, schedule: int, shared: bool) -> str:
+    command = f"python -m tutti_vllm.testing.campaign --seed {seed} --schedules {schedule + 1}"
+    return f"again: {command}{' --shared' if shared else ''}"
 
 
 def shrink_failures(result: Result, seconds: float) -> None:
@@ -181,9 +201,10 @@ def shrink_failures(result: Result, seconds: float) -> None:
 def describe(result: Result) -> str:
     """Return the state of a run in one line."""
     totals = result.totals
+    from_shared = f"{totals['shared_load_chunks']} from the shared store, " if result.shared else ""
     return (
         f"{result.schedules} schedules, {result.engines} engines, {totals['finished']} answers, "
-        f"{totals['load_chunks']} chunks loaded, {totals['load_failed_chunks']} failed, "
+        f"{totals['load_chunks']} chunks loaded, {totals['load_failed_chunks']} failed, {from_shared}"
         f"{len(result.problems)} problems"
     )
 
@@ -238,6 +259,9 @@ def main() -> int:
     )
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=None, help="by default a random one, which is printed")
+    parser.add_argument(
+        "--shared", action="store_true", help="engines share a store that fails as well; none is shrunk"
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time")
     parser.add_argument("--json", type=Path)
     parser.add_argument(
@@ -247,8 +271,8 @@ def main() -> int:
     seed = random.randrange(1 << 30) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", file=sys.stderr)
     with _progress(arguments.schedules) as told:
-        result = run(arguments.schedules, seed=seed, jobs=arguments.jobs, told=told)
-    if arguments.shrink > 0:
+        result = run(arguments.schedules, seed=seed, jobs=arguments.jobs, told=told, shared=arguments.shared)
+    if arguments.shrink > 0 and not arguments.shared:
         shrink_failures(result, arguments.shrink)
     if arguments.json:
         arguments.json.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
