@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tutti doctor`` shall say about vLLM."""
+"""What ``tutti doctor`` shall say about vLLM, and about a shared store."""
 
 from __future__ import annotations
 
 from tutti_vllm.compat import UnsupportedVllmError, check_vllm, untested
+from tutti_vllm.doctor_shared import examine_shared
 
 __all__ = ["examine"]
 
 
 def examine() -> list[dict[str, str]]:
+    """Return what is said of vLLM, and of the shared store if the environment names one."""
+    return [*examine_vllm(), *examine_shared()]
+
+
+def examine_vllm() -> list[dict[str, str]]:
     """Return one finding: the version and whether the tests ran it."""
     try:
         found = check_vllm()
