@@ -289,6 +289,7 @@ class Importer:
         catalogue = self._store.catalogue
         for record in waiting:
             catalogue.put(record)
+        catalogue.add("imported_chunks", len(waiting))
         if waiting and not catalogue.flush(FLUSH_SECONDS):
             raise CatalogueError(
                 f"{self._layout.directories[0]}: rows cannot be written: {catalogue.last_error}"

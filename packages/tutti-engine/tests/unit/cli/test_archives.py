@@ -9,10 +9,15 @@ import os
 import random
 import sqlite3
 import stat
+import subprocess
+import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
@@ -23,7 +28,7 @@ from tutti_engine.errors import ArchiveError
 from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.movers.plain import checksum
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_archive import PREFIX, ArchiveReader
+from tutti_engine.store_archive import PREFIX, ArchiveHeader, ArchiveReader
 from tutti_engine.store_share import other_stores
 from tutti_engine.testing.small_server import NAMESPACE, SmallServer
 
@@ -264,6 +269,76 @@ def test_what_was_not_made_durable_is_not_in_the_store(tutti, archive, tmp_path,
     assert loaded(owning, root, keys) == ["right"] * 6
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from tutti_engine import store_import
+from tutti_engine.cli.app import app
+store_import.BATCH_CHUNKS = 2
+real, calls = os.fdatasync, []
+def dies(descriptor):
+    if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".seg":
+        calls.append(descriptor)
+        if len(calls) == 3:
+            os.kill(os.getpid(), 9)
+    real(descriptor)
+os.fdatasync = dies
+app(sys.argv[1:])
+"""
+
+
+def test_an_import_that_is_killed_leaves_what_it_made_durable_and_goes_on(
+    tutti, archive, tmp_path, owning, keys
+):
+    root = empty(tmp_path / "there")
+    command = [sys.executable, "-c", KILLED, "import", archive, root, "--capacity-bytes", str(CAPACITY)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=environment, check=False).returncode == -9
+    assert sorted(loaded(owning, root, keys)) == ["miss"] * 2 + ["right"] * 4
+    done = tutti("import", archive, root, "--json").document
+    assert (done["imported"], done["present"]) == (2, 4)
+    assert loaded(owning, root, keys) == ["right"] * 6
+    (found,) = tutti("stat", root, "--json").document["stores"]
+    assert found["counters"]["imported_chunks"] == 6
+
+
+def test_beside_a_server_that_evicts_all_the_time_only_whole_chunks_leave(tutti, tmp_path, owning):
+    """Places are filled anew while they are read: what comes out under a key is that key's."""
+    root, there = tmp_path / "root", empty(tmp_path / "there")
+    files: list[Path] = []
+    capacity = bytes_needed(24, geometry=owning.GEOMETRY, ranks=1, roots=1)
+    stop = threading.Event()
+    stored: list[bytes] = []
+    with SmallServer([root], capacity_bytes=capacity, geometry=owning.GEOMETRY) as server:
+
+        def churn() -> None:
+            number = 0
+            while not stop.is_set():
+                some = [b"churn %d" % each for each in range(number, number + 8)]
+                number += server.store_chunks(some)
+                stored.extend(some)
+
+        thread = threading.Thread(target=churn)
+        thread.start()
+        try:
+            changed = 0
+            while len(files) < 3 or not changed:
+                file = tmp_path / f"file-{len(files)}"
+                done = tutti("export", root, "--to", file, "--json", code=None).document
+                assert done["damaged"] == 0
+                changed += done["changed"]
+                files += [file]
+                assert len(files) < 100, "the server does not store"
+        finally:
+            stop.set()
+            thread.join()
+    for file in files:
+        tutti("import", file, there, "--capacity-bytes", CAPACITY)
+    with SmallServer([there], capacity_bytes=CAPACITY, geometry=owning.GEOMETRY) as server:
+        answers = [server.load_chunk(key) for key in stored]
+    assert answers.count("right") >= 8 and "wrong" not in answers
+
+
 def test_a_place_that_failed_twice_is_not_filled(tutti, archive, tmp_path, owning):
     root = tmp_path / "there"
     with SmallServer([root], capacity_bytes=CAPACITY, geometry=owning.GEOMETRY) as server:
@@ -371,6 +446,38 @@ def test_random_bytes_are_never_more_than_refused(tmp_path, archive):
         with pytest.raises(ArchiveError):
             with ArchiveReader.open(bad) as found:
                 found.check()
+
+
+@given(st.binary(max_size=400), st.booleans(), st.integers(0, 2**32 - 1))
+def test_bytes_that_are_no_file_are_refused_and_nothing_else(tmp_path_factory, data, headed, length):
+    path = tmp_path_factory.mktemp("fuzz") / "file"
+    if headed:
+        text = data[: length % (len(data) + 1)]
+        prefix = PREFIX.pack(b"TUTTIARC", 1, len(text))
+        digest = hashlib.blake2b(prefix + text, digest_size=16).digest()
+        data = prefix + text + digest + data[len(text) :]
+    path.write_bytes(data)
+    with pytest.raises(ArchiveError):
+        ArchiveReader.open(path)
+
+
+NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.sampled_from([1, 2, 4096, 6000, 8192, 16384]))
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys(("ranks", "num_layers", "segment_bytes", "chunk_bytes"), NUMBERS)),
+    st.lists(NUMBERS, max_size=4),
+)
+def test_sizes_that_make_no_sense_are_refused(sizes, data_bytes):
+    document = {**sizes, "facts": {"model": "m"}, "data_bytes": data_bytes}
+    document["namespace"] = Namespace(document["facts"]).digest
+    try:
+        header = ArchiveHeader.parse(json.dumps(document).encode())
+    except ArchiveError:
+        return
+    geometry = header.geometry()
+    assert (geometry.segment_bytes, geometry.chunk_bytes) == (sizes["segment_bytes"], sizes["chunk_bytes"])
+    assert header.payload_bytes <= geometry.segment_bytes
 
 
 def test_of_several_roots_all_are_used(tutti, tmp_path, owning, keys):
