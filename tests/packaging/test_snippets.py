@@ -32,6 +32,7 @@ RUN_PAGES = sorted({snippet.page for snippet in SNIPPETS if snippet.is_run})
 CHECKED = [snippet for snippet in SNIPPETS if snippet.is_code and not snippet.mark]
 HARMLESS = {"cd", "mkdir", "curl", "grep", "export", "pre-commit"}
 UNKNOWN = "nobody knows how to check"
+SPANS = {"load", "store"}  # of OpenTelemetry, which are called `tutti load` and `tutti store`
 EXAMPLE = ROOT / "packages" / "tutti-vllm" / "examples" / "serve_and_curl.sh"
 
 
@@ -248,3 +249,25 @@ def test_the_quick_start_asks_as_the_example_does() -> None:
     assert len(question) == 9
     for word in question[1:]:
         assert word.replace("8000", "$port").replace("@", "@$work/") in example, word
+
+
+@pytest.mark.skipif(
+    not (is_installed("tutti_engine", "typer", "rich") and has_command("config")),
+    reason="the command line needs tutti-vllm and tutti-engine[cli] installed",
+)
+def test_every_command_that_the_text_names_exists() -> None:
+    named = {
+        (page, name)
+        for page in pages()
+        for name in re.findall(r"`tutti ([a-z]\w*)", (ROOT / page).read_text())
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tutti_engine.cli", "--help"],
+        env=os.environ | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    known = set(re.findall(r"^\W*([a-z]\w*)  ", done.stdout, re.MULTILINE))
+    assert {"doctor", "config"} <= known
+    assert {(page, name) for page, name in named if name not in known | SPANS} == set()
