@@ -30,6 +30,7 @@ class Metric:
         labels: label names beside vLLM's own ``model_name`` and ``engine``.
         series: for each key of the payload the values of ``labels``.
         buckets: upper ends of a histogram's buckets.
+        late: whether it shows only once it was told: 0 would mean something where there is nothing to tell.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     series: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
+    late: bool = False
 
     @property
     def full_name(self) -> str:
@@ -302,6 +304,7 @@ _GAUGES = (
         "gauge",
         "Bytes that may be written at once now; only with daily_write_bytes.",
         series=_plain("write_budget_left"),
+        late=True,
     ),
     Metric(
         "breaker_open",
@@ -323,8 +326,10 @@ _SHARED_GAUGES = (
     Metric(
         "shared_up",
         "gauge",
-        "1 while the shared store is used; 0 without a connection, and while a breaker is open.",
+        "1 while the shared store is used; 0 without a connection, and while a breaker is open. Only with"
+        " shared_store.",
         series=_plain("shared_up"),
+        late=True,
     ),
     Metric(
         "shared_pending_plans",

@@ -37,7 +37,7 @@ class TuttiPromMetrics(KVConnectorPromMetrics):
         # What is known beforehand shows as 0 from the start, so that rates see its first step.
         for metric in METRICS:
             for labels in metric.series.values():
-                if REST not in labels and metric.name != "write_budget_left_bytes":
+                if REST not in labels and not metric.late:
                     for engine in per_engine_labelvalues:
                         self._series(metric, labels, engine)
 

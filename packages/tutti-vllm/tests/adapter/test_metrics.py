@@ -146,6 +146,7 @@ def test_what_is_known_beforehand_shows_as_0_from_the_start(shown):
     assert shown.read("vllm:tutti_dropped_chunks_total", "1", reason="write_budget") == 0
     assert shown.read("vllm:tutti_degraded") == 0
     assert shown.read("vllm:tutti_write_budget_left_bytes") is None, "there may be no budget"
+    assert shown.read("vllm:tutti_shared_up") is None, "0 would be an alarm where no store is shared"
 
 
 def test_a_payload_that_cannot_be_read_ends_nothing(shown, caplog):
