@@ -120,7 +120,6 @@ class SchedulerSide:
         self._broken: str | None = None
         self._announced = False
         self.shared: SharedSide | None = None
-        self._shared_stores: list[tuple[ChunkKey, BlockIds]] = []
 
     def use_shared(self, shared: SharedSide) -> None:
         """Take a shared store's side, before the first request."""
@@ -169,10 +168,12 @@ class SchedulerSide:
             return 0, False
         choice = self._choose(tracked, local_tokens, tokens) if tokens else None
         hit = tokens if choice is not None and choice.load else 0
-        found = self._beyond(tracked, local_tokens, hit)
-        if found is None:
-            return None, False
-        hit, tracked.shared_tokens = found
+        tracked.shared_tokens = 0
+        if self.shared is not None and self._may_share(tracked):
+            found = self.shared.beyond(request, self._keys_of(tracked), local_tokens, hit)
+            if found is None:
+                return None, False
+            hit, tracked.shared_tokens = found
         if not hit and not tracked.shared_tokens:
             return 0, False
         if hit and self._chooser.is_full(hit):
@@ -203,28 +204,6 @@ class SchedulerSide:
         there, and nobody could tell.
         """
         return tracked.adapter is None and tracked.loads and self._broken is None
-
-    def _beyond(self, tracked: _Tracked, local_tokens: int, hit: int) -> tuple[int, int] | None:
-        """Return the tokens to load from the local and from the shared store; None to be asked again."""
-        if self.shared is None or not self._may_share(tracked):
-            return hit, 0
-        request, size = tracked.request, self._chunk_tokens
-        last = (request.num_tokens - 1) // size
-        # Where groups keep the end of a prefix only, the beginning of a hit is loaded for the hit's own end:
-        # it comes from one store.
-        partial = self._engine.geometry.is_partial
-        start = (local_tokens + (0 if partial else hit)) // size
-        chunks = self.shared.match(request.request_id, self._keys_of(tracked)[start:last], start)
-        if chunks is None:
-            return None
-        tokens = (start + chunks) * size - local_tokens
-        more = tokens - hit
-        if not chunks or more <= 0:
-            return hit, 0
-        wanted = tokens if partial else more
-        if not self.shared.allows(request.request_id, wanted):
-            return hit, 0
-        return tokens - wanted, wanted
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int:
         """Return how many tokens beyond ``local_tokens`` can be loaded.
@@ -488,7 +467,7 @@ class SchedulerSide:
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
-        shared = self._plan_shared_stores()
+        shared = () if self.shared is None else self.shared.plan_stores(self.spans)
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
             return shared
@@ -499,22 +478,6 @@ class SchedulerSide:
         if self.events is not None:
             self._note_events(plan, owners)
         return (plan, *shared)
-
-    def _plan_shared_stores(self) -> tuple[StorePlan, ...]:
-        candidates, self._shared_stores = self._shared_stores, []
-        if self.shared is None or not candidates:
-            return ()
-        try:
-            plan = self.shared.plan_store(candidates)
-        except Exception:
-            # Not a reason to store nothing here.
-            logger.exception("Tutti: this step writes nothing to the shared store.")
-            return ()
-        if plan is None:
-            return ()
-        if self.spans is not None:
-            self.spans.begin_store(plan, ())
-        return (plan,)
 
     def _time_prefill(self, tracked: _Tracked) -> None:
         request = tracked.request
@@ -572,16 +535,16 @@ class SchedulerSide:
         unknown = self._engine.planner.unknown(keys)
         wanted: list[int] = []
         if self.shared is not None and tracked.adapter is None:
-            wanted = self.shared.tier.wants(keys, beside=len(self._shared_stores))
+            wanted = self.shared.wants(keys)
         if not unknown and not wanted:
             return [], 0
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return [], 0
-        for position in wanted:
-            blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
-            if blocks is not None:
-                self._shared_stores.append((keys[position], blocks))
+        if self.shared is not None:
+            for position in wanted:
+                blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
+                self.shared.note_candidate(keys[position], blocks)
         completed: list[tuple[ChunkKey, BlockIds]] = []
         for position in unknown:
             blocks = stored_blocks(self._engine.geometry, block_ids, first + position)

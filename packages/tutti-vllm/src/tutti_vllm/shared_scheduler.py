@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.block_rows import ChunkBlocks
@@ -15,6 +16,9 @@ from tutti_engine.counters import Counters
 from tutti_engine.executor import Result
 from tutti_engine.shared_tier import SharedTier
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
+
+if TYPE_CHECKING:
+    from tutti_vllm.transfer_spans import TransferSpans
 
 __all__ = ["SharedRules", "SharedSide", "SharedSums"]
 
@@ -46,6 +50,13 @@ class SharedRules:
     load_seconds: float = 5.0
     break_even: bool = True
     max_tokens: int = 1 << 62
+
+
+class _Prompt(Protocol):
+    """The part of vLLM's request that is used."""
+
+    request_id: str
+    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -109,7 +120,35 @@ class SharedSide:
         self.counters = Counters()
         self.sums = SharedSums(tier.break_even.counters, self.chooser.counters)
         self._asked: dict[str, _Asked] = {}
+        self._candidates: list[tuple[ChunkKey, BlockIds]] = []
         self._tokens: dict[int, int] = {}
+
+    def beyond(
+        self, request: _Prompt, keys: Sequence[ChunkKey], local_tokens: int, hit: int
+    ) -> tuple[int, int] | None:
+        """Return the tokens to load from the local and from this store; None to be asked again.
+
+        Args:
+            request: who asks.
+            keys: its whole chunks, from the first one on.
+            local_tokens: tokens that vLLM has itself.
+            hit: tokens behind them that the local store would bring.
+        """
+        size, partial = self.tier.geometry.chunk_tokens, self.tier.geometry.is_partial
+        last = (request.num_tokens - 1) // size
+        # Where groups keep the end of a prefix only, the beginning of a hit is loaded for the hit's own end:
+        # it comes from one store.
+        start = (local_tokens + (0 if partial else hit)) // size
+        chunks = self.match(request.request_id, keys[start:last], start)
+        if chunks is None:
+            return None
+        tokens = (start + chunks) * size - local_tokens
+        if not chunks or tokens <= hit:
+            return hit, 0
+        wanted = tokens if partial else tokens - hit
+        if not self.allows(request.request_id, wanted):
+            return hit, 0
+        return tokens - wanted, wanted
 
     def match(self, request_id: str, keys: Sequence[ChunkKey], first_chunk: int) -> int | None:
         """Return how many chunks the store has of a prompt, from ``first_chunk`` on; None to ask again.
@@ -172,9 +211,31 @@ class SharedSide:
             return self.rules.load_seconds
         return min(self.rules.load_seconds, max(LEAST_PATIENCE, PATIENCE * compute))
 
-    def plan_store(self, candidates: Sequence[tuple[ChunkKey, BlockIds]]) -> StorePlan | None:
-        """Return the plan to write chunks that ``tier.wants``; None for none."""
-        return self.tier.plan_store(candidates) if candidates else None
+    def wants(self, keys: Sequence[ChunkKey]) -> list[int]:
+        """Return the positions of chunks that are worth a write, beside those noted in this step."""
+        return self.tier.wants(keys, beside=len(self._candidates))
+
+    def note_candidate(self, key: ChunkKey, blocks: BlockIds | None) -> None:
+        """Take a chunk that this step completes, and its blocks by KV cache group, if it has them."""
+        if blocks is not None:
+            self._candidates.append((key, blocks))
+
+    def plan_stores(self, spans: TransferSpans | None = None) -> tuple[StorePlan, ...]:
+        """Return the plan to write what was noted in this step; nothing if there is none. Never raises."""
+        candidates, self._candidates = self._candidates, []
+        if not candidates:
+            return ()
+        try:
+            plan = self.tier.plan_store(candidates)
+        except Exception:
+            # Not a reason to store nothing here.
+            logger.exception("Tutti: this step writes nothing to the shared store.")
+            return ()
+        if plan is None:
+            return ()
+        if spans is not None:
+            spans.begin_store(plan, ())
+        return (plan,)
 
     def take(self, rank: int, result: Result) -> bool:
         """Take one rank's report; return True for the last one of a load."""
