@@ -215,3 +215,21 @@ def test_a_store_that_is_shut_down_under_a_question_closes_its_client_only_after
     assert order == ["answer", "close"]
     with pytest.raises(OSError, match="closed"):
         store.exists(["a"])
+
+
+def test_a_smaller_object_that_was_read_without_a_complaint_is_no_success(cluster):
+    store = MooncakeStore(cluster.master)
+    bench = SharedBench(store, 2, 4096, 4096)
+    client = store._client
+
+    class Short:
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+        def batch_get_into_multi_buffers(self, names, places, sizes):
+            return [4096 for _ in names]
+
+    store._client = Short()
+    assert bench.read(["a"], [0], 1) == [errno.EBADMSG]
+    store._client = client
+    store.shutdown()

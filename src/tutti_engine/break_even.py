@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether loading a hit is faster than computing it again: measured, never assumed (DESIGN section 8)."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+
+from tutti_engine.counters import Counters
+
+__all__ = ["BreakEven", "Decision", "TimeModel"]
+
+_WEIGHT = 0.2
+"""Weight of the newest measurement: about the last ten count."""
+
+_OUTLIER = 4.0
+"""A measurement this many times off what was expected is moved to that distance: a pause of the machine then
+bends the estimate instead of breaking it."""
+
+_CONVINCED = 5
+"""So many outliers in a row, all to the same side, are the truth: what was measured before is forgotten."""
+
+_ENOUGH = 3
+"""Measurements before an estimate is believed."""
+
+_BELIEVABLE = 1e9
+"""Tokens or seconds that one measurement may have: sums of squares then stay far from what a float holds."""
+
+
+class TimeModel:
+    """Time as a fixed part plus so much a token, fitted to measurements of which old ones fade.
+
+    A few running sums of a weighted least squares fit; where sizes hardly differ, or a fit makes no sense,
+    time is taken to be proportional to tokens.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        # Outliers in a row, with the sign of their side.
+        self._outliers = 0
+        self._x = self._y = self._xx = self._xy = 0.0
+
+    def note(self, tokens: float, seconds: float) -> bool:
+        """Take a measurement; return False for one that means nothing, such as after a step of a clock."""
+        if not (0 < tokens <= _BELIEVABLE and 0 < seconds <= _BELIEVABLE):
+            return False
+        if self.known:
+            seconds = self._believable(tokens, seconds)
+        self.samples += 1
+        keep = 1.0 - max(_WEIGHT, 1.0 / self.samples)
+        share = 1.0 - keep
+        self._x = keep * self._x + share * tokens
+        self._y = keep * self._y + share * seconds
+        self._xx = keep * self._xx + share * tokens * tokens
+        self._xy = keep * self._xy + share * tokens * seconds
+        return True
+
+    def _believable(self, tokens: float, seconds: float) -> float:
+        expected = self.predict(tokens)
+        nearest = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
+        side = (seconds > nearest) - (seconds < nearest)
+        self._outliers = self._outliers + side if side * self._outliers > 0 else side
+        if abs(self._outliers) < _CONVINCED:
+            return nearest
+        self.samples = self._outliers = 0
+        return seconds
+
+    @property
+    def known(self) -> bool:
+        """Whether there are measurements enough to go by."""
+        return self.samples >= _ENOUGH
+
+    def predict(self, tokens: float) -> float:
+        """Return the expected seconds; only once something was measured."""
+        fixed, rate = self._line()
+        return fixed + rate * tokens
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Expected seconds that one more token takes."""
+        return self._line()[1]
+
+    def _line(self) -> tuple[float, float]:
+        proportional = self._y / self._x
+        variance = self._xx - self._x * self._x
+        if variance <= 0.01 * self._x * self._x:
+            return 0.0, proportional
+        rate = (self._xy - self._x * self._y) / variance
+        fixed = self._y - rate * self._x
+        if rate <= 0.0 or fixed < 0.0:
+            return 0.0, proportional
+        return fixed, rate
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer with its reasons.
+
+    Attributes:
+        load: whether to load.
+        why: one line for people.
+        load_seconds: expected time of the load, None if it is not known.
+        compute_seconds: expected time to compute the same tokens, None if it is not known.
+    """
+
+    load: bool
+    why: str
+    load_seconds: float | None = None
+    compute_seconds: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.load
+
+
+class BreakEven:
+    """Compares what loads took with what computing took. All calls may come from any thread.
+
+    As long as either is not known loads are welcome: they are how it becomes known. Once loads are refused
+    none would ever be measured again, so one in ``probe_every`` goes through all the same.
+
+    Its counters: ``break_even_loads``, ``break_even_refused``, ``break_even_probes`` (answers),
+    ``break_even_ignored`` (measurements that mean nothing).
+    """
+
+    def __init__(
+        self, *, margin: float = 0.1, probe_every: int = 32, counters: Counters | None = None
+    ) -> None:
+        """Start without measurements.
+
+        Args:
+            margin: a load is refused only if it is expected to take this much longer than computing, as a
+                fraction; it keeps answers from changing with every small measurement.
+            probe_every: every so many refusals one load is let through.
+            counters: where answers are counted; None makes new ones.
+
+        Raises:
+            ValueError: a negative margin, or ``probe_every`` below 2.
+        """
+        if not margin >= 0.0 or math.isinf(margin):
+            raise ValueError(f"margin must be a number of at least 0, not {margin!r}")
+        if not isinstance(probe_every, int) or probe_every < 2:
+            raise ValueError(f"probe_every must be a whole number of at least 2, not {probe_every!r}")
+        self.counters = Counters() if counters is None else counters
+        self._margin = margin
+        self._probe_every = probe_every
+        self._lock = threading.Lock()
+        self._load = TimeModel()
+        self._compute = TimeModel()
+        self._refused_in_a_row = 0
+
+    def note_load(self, tokens: int, seconds: float) -> None:
+        """Take the duration of a load that succeeded."""
+        self._note(self._load, tokens, seconds)
+
+    def note_compute(self, tokens: int, seconds: float) -> None:
+        """Take the duration of a prefill of so many tokens, as a request had to wait for it."""
+        self._note(self._compute, tokens, seconds)
+
+    def should_load(self, tokens: int) -> Decision:
+        """Return whether to load ``tokens`` tokens, and why. Counts the answer, so ask once a request.
+
+        Raises ValueError for a number below 1.
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens must be at least 1, not {tokens}")
+        with self._lock:
+            return self._decide(tokens)
+
+    def load_seconds(self, tokens: int) -> float | None:
+        """Return how long a load of so many tokens is expected to take, None if too little was measured."""
+        with self._lock:
+            return self._load.predict(tokens) if self._load.known else None
+
+    def compute_seconds(self, tokens: int) -> float | None:
+        """Return how long computing so many tokens is expected to take, None if too little was measured."""
+        with self._lock:
+            return self._compute.predict(tokens) if self._compute.known else None
+
+    def explain(self) -> str:
+        """Return what is known, in one line."""
+        with self._lock:
+            return f"load: {_rate(self._load)}; compute: {_rate(self._compute)}"
+
+    def _note(self, model: TimeModel, tokens: int, seconds: float) -> None:
+        with self._lock:
+            taken = model.note(tokens, seconds)
+        if not taken:
+            self.counters.add("break_even_ignored")
+
+    def _decide(self, tokens: int) -> Decision:
+        for name, model in (("load", self._load), ("compute", self._compute)):
+            if not model.known:
+                self.counters.add("break_even_loads")
+                return Decision(
+                    True, f"load: too few measurements of {name} yet ({model.samples} of {_ENOUGH})"
+                )
+        load, compute = self._load.predict(tokens), self._compute.predict(tokens)
+        numbers = f"{tokens} tokens: load {_ms(load)}, compute {_ms(compute)}"
+        if load <= compute * (1.0 + self._margin):
+            self._refused_in_a_row = 0
+            self.counters.add("break_even_loads")
+            return Decision(True, f"load: {numbers}", load, compute)
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row >= self._probe_every:
+            self._refused_in_a_row = 0
+            self.counters.add("break_even_probes")
+            return Decision(True, f"load to measure anew: {numbers}", load, compute)
+        self.counters.add("break_even_refused")
+        return Decision(False, f"compute: {numbers}", load, compute)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _rate(model: TimeModel) -> str:
+    if not model.known:
+        return f"{model.samples} of {_ENOUGH} measurements"
+    rate = model.seconds_per_token
+    return (
+        f"{rate * 1e6:.3g} us a token and {_ms(model.predict(0))} at least, of {model.samples} measurements"
+    )

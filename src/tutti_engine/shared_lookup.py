@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shared store holds, as far as it was seen lately: the scheduler's view, which never waits.
+
+A thread asks the store, many names at a time. What it said counts for a while: ``hit_seconds`` for a chunk
+that is there, ``miss_seconds`` for one that is not. A verdict that is out of date costs a load that fails and
+is computed, or a hit that is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tutti_engine.breaker import Breaker
+from tutti_engine.counters import Counters
+from tutti_engine.geometry import Geometry
+from tutti_engine.object_header import ObjectNames
+from tutti_engine.plan import ChunkKey
+from tutti_engine.shared_store import SharedStore
+
+__all__ = ["LookupSettings", "Seen", "SharedLookup", "leading_fresh"]
+
+logger = logging.getLogger(__name__)
+
+NAMES_A_CALL = 1024
+"""Names that one question to the store has at most, but those of one chunk stay together."""
+
+FIRST_LOOK = 64
+"""Chunks that a walk asks for at first; then twice as many each time, so that a miss costs little."""
+
+MAX_WALKS = 1024
+"""Prefixes that wait to be looked for; more are not asked about, their requests go by what is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupSettings:
+    """How long verdicts count, and how long the store may take for one.
+
+    Attributes:
+        hit_seconds: a chunk that was seen counts as there.
+        miss_seconds: a chunk that was missing counts as missing.
+        call_seconds: a question that takes longer means that the store is not there, until it answers.
+        max_chunks: verdicts of either kind that are kept.
+    """
+
+    hit_seconds: float = 30.0
+    miss_seconds: float = 2.0
+    call_seconds: float = 1.0
+    max_chunks: int = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How much of a prefix is there.
+
+    Attributes:
+        chunks: leading chunks that were seen.
+        decided: whether that is the whole answer; else a verdict on the next chunk is missing and was asked
+            for.
+    """
+
+    chunks: int
+    decided: bool
+
+
+class SharedLookup:
+    """Verdicts on chunks, each over all its objects: every rank's, of every group that keeps all of a prefix.
+
+    Its counters: ``shared_lookups`` (questions to the store), ``shared_lookup_names``,
+    ``shared_lookup_errors``, ``shared_lookup_hangs``, ``shared_lookup_drops`` (too many prefixes waited).
+
+    Args:
+        store: who is asked.
+        names: how objects are called.
+        parts: ranks that store a part of each chunk.
+        geometry: groups of a chunk.
+        settings: times and bounds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        names: ObjectNames,
+        parts: int,
+        geometry: Geometry,
+        settings: LookupSettings | None = None,
+        *,
+        counters: Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = Counters() if counters is None else counters
+        self.settings = LookupSettings() if settings is None else settings
+        self.breaker = Breaker(cooldown=1.0, max_cooldown=15.0, clock=clock)
+        self._store = store
+        self._names = names
+        self._clock = clock
+        used = [number for number, group in enumerate(geometry.groups) if group.layers]
+        self._whole = [number for number in used if not geometry.groups[number].is_partial]
+        self._partial = [number for number in used if geometry.groups[number].is_partial]
+        self._objects = [(part, group) for part in range(parts) for group in (*self._whole, *self._partial)]
+        # Until when a verdict counts; of chunks that are there also the partial groups that are.
+        self._there: dict[ChunkKey, float] = {}
+        self._groups: dict[ChunkKey, frozenset[int]] = {}
+        self._missing: dict[ChunkKey, float] = {}
+        self._changed = threading.Condition()
+        self._walks: deque[Sequence[ChunkKey]] = deque()
+        self._asked: set[ChunkKey] = set()
+        self._call_began: float | None = None
+        self._hang_counted = False
+        self._bad_names: list[str] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tutti-shared-lookup", daemon=True)
+        self._thread.start()
+
+    def look(self, keys: Sequence[ChunkKey]) -> Seen:
+        """Return what is known of a prefix, and ask for what is not; never waits.
+
+        Takes O(hits), without a Python loop.
+        """
+        chunks = self._known(keys)
+        if chunks == len(keys):
+            return Seen(chunks, True)
+        now = self._clock()
+        if self._missing.get(keys[chunks], 0.0) > now or not self.is_available():
+            return Seen(chunks, True)
+        return Seen(chunks, not self._ask(keys[chunks:]))
+
+    def has_group(self, key: ChunkKey, group: int) -> bool:
+        """Return whether a chunk that is there has a partial group's pages, on every rank."""
+        return group in self._groups.get(key, ())
+
+    def is_there(self, key: ChunkKey) -> bool:
+        """Whether a chunk was seen lately."""
+        return self._there.get(key, 0.0) > self._clock()
+
+    def is_available(self) -> bool:
+        """Whether the store answers, as far as is known; finds out that a question hangs."""
+        began = self._call_began
+        if began is not None and self._clock() - began > self.settings.call_seconds:
+            if not self._hang_counted:
+                self._hang_counted = True
+                self.counters.add("shared_lookup_hangs")
+            return False
+        return self.breaker.would_allow()
+
+    def note_there(self, keys: Sequence[ChunkKey], groups: Sequence[frozenset[int]] = ()) -> None:
+        """Take note of chunks that were written or read just now, and of their partial groups."""
+        end = self._clock() + self.settings.hit_seconds
+        with self._changed:
+            for position, key in enumerate(keys):
+                self._keep_there(key, end, groups[position] if groups else frozenset())
+
+    def note_gone(self, keys: Sequence[ChunkKey], *, damaged: bool = False) -> None:
+        """Take note of chunks that could not be read; ``damaged`` objects are removed from the store."""
+        with self._changed:
+            for key in keys:
+                self._keep_missing(key)
+            if damaged:
+                self._bad_names += [
+                    self._names.name(part, group, key) for key in keys for part, group in self._objects
+                ]
+                self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Forget all verdicts."""
+        with self._changed:
+            for verdicts in (self._there, self._groups, self._missing):
+                verdicts.clear()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """End the thread; one that hangs in the store is left behind."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+
+    def _known(self, keys: Sequence[ChunkKey]) -> int:
+        """Return how many leading chunks count as there."""
+        return leading_fresh(self._there, keys, self._clock())
+
+    def _ask(self, keys: Sequence[ChunkKey]) -> bool:
+        """Have the thread look for a prefix; return whether it will."""
+        with self._changed:
+            if keys[0] in self._asked:
+                return True
+            if self._closed or len(self._walks) >= MAX_WALKS:
+                self.counters.add("shared_lookup_drops")
+                return False
+            self._asked.add(keys[0])
+            self._walks.append(keys)
+            self._changed.notify_all()
+            return True
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._walks or self._bad_names or self._closed)
+                if self._closed:
+                    return
+                bad, self._bad_names = self._bad_names, []
+                keys = self._walks.popleft() if self._walks else None
+            if bad:
+                self._remove(bad)
+            if keys is not None:
+                heads = {keys[0]}
+                try:
+                    self._walk(keys, heads)
+                finally:
+                    with self._changed:
+                        self._asked -= heads
+
+    def _walk(self, keys: Sequence[ChunkKey], heads: set[ChunkKey]) -> None:
+        """Ask for a prefix piece by piece, up to the first chunk that is missing.
+
+        Adds each piece's first key to ``heads`` and to what is being asked for before it can be missed.
+        """
+        start, size = 0, FIRST_LOOK
+        most = max(1, NAMES_A_CALL // len(self._objects))
+        while start < len(keys) and self.breaker.allow():
+            piece = keys[start : start + min(size, most)]
+            behind = keys[start + len(piece) : start + len(piece) + 1]
+            with self._changed:
+                heads.update(behind)
+                self._asked.update(behind)
+            there = self._look_up(piece)
+            if there is None or there < len(piece):
+                return
+            start, size = start + len(piece), 2 * size
+
+    def _look_up(self, keys: Sequence[ChunkKey]) -> int | None:
+        """Ask for some chunks; return how many leading ones are there, None if the store did not say."""
+        width = len(self._objects)
+        names = [self._names.name(part, group, key) for key in keys for part, group in self._objects]
+        self.counters.add("shared_lookups")
+        self.counters.add("shared_lookup_names", len(names))
+        self._hang_counted = False
+        self._call_began = self._clock()
+        try:
+            found = self._store.exists(names)
+            if len(found) != len(names):
+                raise OSError(f"the store gave {len(found)} answers for {len(names)} names")
+        except Exception as error:
+            self.counters.add("shared_lookup_errors")
+            if self.breaker.failed():
+                logger.warning("Tutti: the shared store does not say what it holds, go on without: %s", error)
+            return None
+        finally:
+            self._call_began = None
+        if self.breaker.is_open:
+            logger.info("Tutti: the shared store says again what it holds.")
+        self.breaker.succeeded()
+        rows = [found[at : at + width] for at in range(0, len(found), width)]
+        return self._take(keys, rows)
+
+    def _take(self, keys: Sequence[ChunkKey], rows: Sequence[Sequence[bool]]) -> int:
+        end = self._clock() + self.settings.hit_seconds
+        leading = 0
+        with self._changed:
+            for at, (key, row) in enumerate(zip(keys, rows)):
+                groups = [True] * len((*self._whole, *self._partial))
+                place = (*self._whole, *self._partial)
+                for (_, group), there in zip(self._objects, row):
+                    groups[place.index(group)] &= bool(there)
+                partial = frozenset(g for g in self._partial if groups[place.index(g)])
+                whole = all(groups[: len(self._whole)]) and bool(self._whole or partial)
+                if whole:
+                    self._keep_there(key, end, partial)
+                    leading += leading == at
+                else:
+                    self._keep_missing(key)
+        return leading
+
+    def _remove(self, names: Sequence[str]) -> None:
+        try:
+            self._store.remove(names)
+        except Exception as error:
+            logger.warning("Tutti: damaged objects stay in the shared store: %s", error)
+
+    def _keep_there(self, key: ChunkKey, end: float, groups: frozenset[int]) -> None:
+        self._missing.pop(key, None)
+        if self._partial:
+            self._groups[key] = groups
+        _keep(self._there, key, end, self.settings.max_chunks)
+        if len(self._groups) > 2 * self.settings.max_chunks:
+            self._groups = {each: self._groups.get(each, frozenset()) for each in self._there}
+
+    def _keep_missing(self, key: ChunkKey) -> None:
+        self._there.pop(key, None)
+        self._groups.pop(key, None)
+        _keep(self._missing, key, self._clock() + self.settings.miss_seconds, self.settings.max_chunks)
+
+
+def leading_fresh(ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float) -> int:
+    """Return how many leading keys have an end that has not come; takes O(that), without a Python loop."""
+    start, size = 0, FIRST_LOOK
+    while start < len(keys):
+        found = list(map(ends.get, keys[start : start + size]))
+        if None in found or min(found) <= now:  # type: ignore[type-var, operator]
+            return start + next(at for at, end in enumerate(found) if end is None or end <= now)
+        start, size = start + size, 2 * size
+    return len(keys)
+
+
+def _keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:
+    """Set a verdict; the one that was set first goes for it where there are too many."""
+    verdicts.pop(key, None)
+    verdicts[key] = end
+    if len(verdicts) > most:
+        verdicts.pop(next(iter(verdicts)))
