@@ -107,6 +107,19 @@ def test_an_engine_that_ends_is_left_out_and_named(compare, monkeypatch, tmp_pat
     assert "| tutti, restarted |" in printed and "fs" not in printed
 
 
+def test_what_is_kept_gives_the_same_tables(compare, monkeypatch, tmp_path, capsys):
+    _, result = run(compare, monkeypatch, tmp_path)
+    report = sys.modules["report"]
+    kept = json.loads(json.dumps(report.kept(result)))
+    assert report.table(kept) == report.table(result)
+    assert str(tmp_path) not in json.dumps(kept)
+    page = report.with_tables(f"a\n{report.BEGIN}old\n{report.END}b\n", report.table(kept))
+    assert report.table(kept) in page and "old" not in page
+    assert page.startswith("a\n") and page.endswith("b\n")
+    with pytest.raises(ValueError, match="no <!-- tables -->"):
+        report.with_tables("a", "b")
+
+
 @pytest.mark.parametrize("lies", [False, True])
 def test_every_family_is_compared_with_vllm_alone(compare, monkeypatch, tmp_path, capsys, lies):
     Engine.lies = lies
