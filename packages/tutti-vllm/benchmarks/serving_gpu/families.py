@@ -92,6 +92,7 @@ class Family:
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
         self.name, self.options = name, options
+        self.number = list(FAMILIES).index(name)
         self.model, self.root = folder / f"model-{name}", folder / f"store-{name}"
         self.model.mkdir()
         self.root.mkdir()
@@ -118,7 +119,8 @@ class Family:
         own = FAMILIES[self.name]["options"]
         devices = self.options.devices.split(",")
         count = own.get("tensor_parallel_size", 1)
-        chosen = devices[:count] if count > 1 else devices[-1:]
+        # Those of one GPU take turns with the devices, from the last one on.
+        chosen = devices[:count] if count > 1 else [devices[-self.number % len(devices)]]
         self.running[label] = engines.EngineProcess(
             self.model,
             connector,
@@ -180,7 +182,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--devices", default="0", help="the last one is taken for families of one GPU")
+    parser.add_argument("--devices", default="0", help="families of one GPU take turns with them")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3000, 8000, 20000])
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--folder", type=Path, help="where stores are made; default: a temporary directory")
