@@ -222,6 +222,14 @@ class TuttiEngine:
         """Return the plans that ended on this rank since the last call, and late writes that did."""
         return self.executor.take_results()
 
+    def wait_for_results(self, deadline: float) -> bool:
+        """Wait until ``take_results`` has something or ``time.monotonic()`` reaches ``deadline``.
+
+        Return whether it has. A server that has nothing to compute waits here, instead of asking again and
+        again: what asks is Python, and keeps those who load from running.
+        """
+        return self._executor is not None and self._executor.wait_for_results(deadline)
+
     def settle(self) -> list[Result]:
         """Report this rank's finished plans to this engine's own planning side, and return them."""
         results = self.take_results()

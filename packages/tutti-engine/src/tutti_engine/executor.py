@@ -244,6 +244,14 @@ class Executor:
             results.append(self._results.popleft())
         return results
 
+    def wait_for_results(self, deadline: float) -> bool:
+        """Wait until ``take_results`` has something or ``time.monotonic()`` reaches ``deadline``.
+
+        Return whether it has.
+        """
+        with self._idle:
+            return self._idle.wait_for(lambda: bool(self._results), max(0.0, deadline - time.monotonic()))
+
     def in_use(self) -> dict[str, int]:
         """Return what plans hold, by name; all 0 when idle."""
         self._keeper.reclaim()
@@ -313,3 +321,4 @@ class Executor:
         with self._idle:
             if plan.plan_id not in self._store_jobs:
                 self._results.append(StoreSettled(plan.plan_id, tuple(positions)))
+                self._idle.notify_all()

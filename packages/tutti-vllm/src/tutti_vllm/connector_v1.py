@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tutti_vllm.compat import check_vllm, join_vllm_log, optional
@@ -213,6 +214,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
             scheduler_output.scheduled_spec_decode_tokens,
             scheduler_output.kv_connector_block_state.get_block_ids,
         )
+        orders = replace(orders, idle=scheduler_output.total_num_scheduled_tokens == 0)
         return TuttiMetadata(self._scheduler.add_rewritten(orders, scheduler_output))
 
     @contained(lambda: None)

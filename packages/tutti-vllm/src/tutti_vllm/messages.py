@@ -55,6 +55,7 @@ class StepOrders:
         loads: loads to start.
         stores: chunks that the step completes.
         unwanted: ids of load plans whose requests are gone: their blocks are wanted back.
+        idle: whether the step computes nothing.
         rewritten: blocks that the step or its loads may write to; told while stores are under way. None: any.
     """
 
@@ -64,6 +65,7 @@ class StepOrders:
     unwanted: tuple[int, ...] = ()
     rewritten: tuple[int, ...] | None = ()
     shared: str = ""
+    idle: bool = False
 
 
 @dataclass(slots=True)

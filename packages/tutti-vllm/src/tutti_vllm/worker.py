@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 SHARED_SHUTDOWN_SECONDS = 5.0
 """What is on its way to a shared store at the end is worth no more."""
+
+REST_SECONDS = 0.005
+"""The longest rest in a step that computes nothing: as long a new request may have to wait for its step."""
 
 _here: weakref.WeakSet[WorkerSide] = weakref.WeakSet()
 """The sides of this process that have pages."""
@@ -76,6 +80,7 @@ class WorkerSide:
         self._unusable: str | None = None
         self._asleep = False
         self._orders = StepOrders()
+        self._idle = False
         self._layers = LayerLoads(())
         # Whether the step has computed with pages that were not right.
         self._tainted = False
@@ -137,6 +142,7 @@ class WorkerSide:
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
         self._orders = orders
+        self._idle = orders.idle
         self.give_back(orders.rewritten)
         self._settle_layers()
         self._layers.begin_step()
@@ -184,6 +190,7 @@ class WorkerSide:
     def collect(self) -> None:
         """Take up what has ended since the last call, and all loads that the step waited for."""
         self._settle_layers()
+        self._rest()
         results, self._refused = self._refused, []
         if self._engine is not None:
             results += self._engine.take_results()
@@ -198,6 +205,17 @@ class WorkerSide:
             if isinstance(result, LoadResult):
                 self._end_load(result)
         self._results += results
+
+    def _rest(self) -> None:
+        """Wait a little for loads, in a step without anything to compute.
+
+        vLLM makes such steps one after the other as long as a request waits for its load. Each holds the
+        interpreter's lock, which the loading threads need, too.
+        """
+        idle, self._idle = self._idle, False
+        untold = self._refused or self._received or self._results
+        if idle and self._waiting and not untold and self._engine is not None:
+            self._engine.wait_for_results(time.monotonic() + REST_SECONDS)
 
     def take_received(self) -> set[str]:
         """Return the requests whose loads ended, well or badly, since the last call."""

@@ -10,8 +10,9 @@ from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePla
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store_layout import StoreLayout
+from tutti_engine.testing.fakes import DelayedBackend
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
-from tutti_vllm.worker import WorkerSide, leave_pages_here
+from tutti_vllm.worker import REST_SECONDS, WorkerSide, leave_pages_here
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 NOTHING = StepOrders()
@@ -86,6 +87,49 @@ def test_a_store_is_reported_and_its_load_brings_the_bytes_back(rig):
     assert report.results[0][0].failed == ()
     assert rig.pages[1][9 * 4096 : 10 * 4096] == bytes([2]) * 4096
     assert rig.pages[1][8 * 4096 : 9 * 4096] == bytes(4096)
+
+
+class Gated:
+    """A worker whose reads end when somebody rests for them; the store's one chunk is in pages 1 and 2."""
+
+    def __init__(self, rig):
+        self.inner = MemoryBackend(num_layers=2, segment_bytes=GEOMETRY.segment_bytes, num_chunks=8)
+        self.backend = DelayedBackend(self.inner, polls=1)
+        self.engine = TuttiEngine(GEOMETRY, backend=self.backend)
+        self.rests = []
+        self.rig = rig(lambda layout: self.engine)
+        wait = self.engine.wait_for_results
+
+        def rest(deadline):
+            self.rests.append(deadline - time.monotonic())
+            while self.backend.waiting == 0:
+                time.sleep(0.001)
+            self.backend.release()
+            return wait(time.monotonic() + 30)
+
+        self.engine.wait_for_results = rest
+
+    def load(self, *, idle):
+        """Order a load and run the step that starts it; return what that step tells."""
+        sums = self.rig.store(store_plan(1, 0, (1, 2))).checksums[0]
+        self.backend.polls = None
+        return self.rig.step(StepOrders(LAYOUT, loads=(load_order("r", 2, 0, (5, 6), sums),), idle=idle))
+
+
+def test_a_step_that_computes_nothing_rests_until_a_load_ends(rig):
+    one = Gated(rig)
+    assert one.load(idle=True)[0] == {"r"}
+    assert len(one.rests) == 1 and 0 < one.rests[0] <= REST_SECONDS
+    one.rig.step(StepOrders(idle=True))
+    assert len(one.rests) == 1, "nothing is waited for any more"
+
+
+def test_a_step_that_computes_does_not_rest(rig):
+    one = Gated(rig)
+    assert one.load(idle=False)[0] == set()
+    one.rig.step()
+    assert one.rests == []
+    assert one.rig.step(StepOrders(idle=True))[0] == {"r"} and len(one.rests) == 1
 
 
 def test_damage_is_reported_as_received_with_bad_blocks(rig):
