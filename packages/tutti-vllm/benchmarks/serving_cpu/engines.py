@@ -160,9 +160,10 @@ class EngineProcess:
         Raises RuntimeError with the engine's output if it ended, or has not answered within ``timeout``
         seconds: then it is killed.
         """
-        self._send({"prompts": prompts, "max_tokens": max_tokens, "at_once": at_once})
-        output = []
+        output: list[str] = []
         deadline = time.monotonic() + timeout
+        with contextlib.suppress(BrokenPipeError):  # what it said last is still to be read
+            self._send({"prompts": prompts, "max_tokens": max_tokens, "at_once": at_once})
         try:
             while (line := self._lines.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
                 if line.startswith(MARK):

@@ -66,7 +66,7 @@ class Fleet:
             return None
         try:
             return self.running[system].ask(what, tokens, at_once=at_once, timeout=self.patience)
-        except (RuntimeError, BrokenPipeError) as error:
+        except RuntimeError as error:
             self.running.pop(system).close()
             self.failed[system] = str(error)[-3000:]
             say(f"{system} ended: {error}")
