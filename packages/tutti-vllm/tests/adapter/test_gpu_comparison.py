@@ -132,3 +132,13 @@ def test_every_family_is_compared_with_vllm_alone(compare, monkeypatch, tmp_path
     for name in families.FAMILIES:
         assert f"| {name} | 1,000 / 1,000 | 500 / 500 | 298 of 300 | {answers} |" in printed
     assert json.loads((tmp_path / "f.json").read_text())["deepseek, latent"]["restarted"]["hits"] == [99, 199]
+
+
+def test_the_published_page_has_the_tables_of_what_is_kept(compare):
+    docs = Path(__file__).resolve().parents[4] / "docs"
+    if not (docs / "performance").is_dir():
+        pytest.skip("the documentation is not part of the installed package")
+    kept = json.loads((docs / "performance" / "h200.json").read_text(encoding="utf-8"))
+    page = (docs / "performance.md").read_text(encoding="utf-8")
+    report = sys.modules["report"]
+    assert report.with_tables(page, report.table(kept)) == page
