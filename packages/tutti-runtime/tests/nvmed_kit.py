@@ -27,7 +27,7 @@ from tutti_runtime.nvmed import protocol
 from tutti_runtime.nvmed.protocol import Message
 from tutti_runtime.testing import SoftNvmeControl
 
-__all__ = ["MIB", "PAGE", "SPACE", "Daemon", "RawClient", "Refused", "Rig", "until"]
+__all__ = ["MIB", "PAGE", "SPACE", "Daemon", "RawClient", "Refused", "Rig", "spawn", "until"]
 
 PAGE = 4096
 MIB = 1 << 20
@@ -175,7 +175,7 @@ class RawClient:
     @staticmethod
     def memfd(size: int, *, seals: int = fcntl.F_SEAL_SHRINK, flags: int = 0) -> int:
         file = os.memfd_create("raw", os.MFD_ALLOW_SEALING | flags)
-        os.ftruncate(file, size)
+        os.posix_fallocate(file, 0, size)
         if seals:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
         return file

@@ -95,3 +95,15 @@ def test_teams_report_all_that_threads_can_answer(tmp_path: Path) -> None:
     assert all(row["commands_per_second"] > 0 for row in rows["submission"])
     assert rows["copies"]["ratio"] > 0
     assert [row["slices"] for row in rows["host"]] == [16, 256, 4096, 16384]
+
+
+def test_the_cost_of_a_broker_is_reported(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("nvme_broker.py")
+    if not script.exists():
+        pytest.skip("the tests are apart from the benchmarks")
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.02", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert len(rows) == 3 and all(row["own"] > 0 and row["brokered"] > 0 for row in rows.values())

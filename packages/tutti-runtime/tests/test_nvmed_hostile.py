@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import mmap
 import os
+import shutil
 import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nvmed_kit import MIB, PAGE, Daemon, RawClient, Refused, Rig, until
+from nvmed_kit import MIB, PAGE, Daemon, RawClient, Refused, Rig, spawn, until
 
 from tutti_runtime import nvmed
 from tutti_runtime.nvmed import protocol
@@ -140,6 +143,9 @@ def test_descriptors_that_are_no_steady_memory_are_refused(shared: Daemon) -> No
     reader, writer = os.pipe()
     unsealed = client.memfd(PAGE, seals=0)
     small = client.memfd(PAGE)
+    sparse = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+    os.ftruncate(sparse, 1 << 40)
+    fcntl.fcntl(sparse, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     plain = os.open(str(Path(shared.path).parent), os.O_RDONLY)
     for file, size, rule in (
         (reader, PAGE, "must be a memfd"),
@@ -148,13 +154,14 @@ def test_descriptors_that_are_no_steady_memory_are_refused(shared: Daemon) -> No
         (small, 2 * PAGE, "inside of the file"),
         (small, 100, "whole pages"),
         (small, 0, "whole pages"),
+        (sparse, 1 << 30, "must be allocated"),
     ):
         with pytest.raises(Refused, match=rule) as refused:
             client.ask(Message.MAP, struct.pack("<QQ", 0, size), [file])
         assert refused.value.error == errno.EINVAL
     with pytest.raises(Refused, match="whole pages inside"):
         client.ask(Message.MAP, struct.pack("<QQ", (1 << 64) - PAGE, 2 * PAGE), [small])
-    for file in (reader, writer, unsealed, small, plain):
+    for file in (reader, writer, unsealed, small, plain, sparse):
         os.close(file)
     client.close()
 
@@ -304,13 +311,52 @@ def test_who_takes_no_replies_is_dropped(daemons: Daemons) -> None:
     rig.close()
 
 
-def test_other_users_are_refused(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, settings={"uids": [os.geteuid() + 12345]})
+def test_other_users_are_refused(daemons: Daemons) -> None:
+    daemon = daemons(uids=[os.geteuid() + 12345])
     with pytest.raises(PermissionError, match="is not in uids"):
         Rig(daemon)
     with pytest.raises(PermissionError, match="is not in uids"):
         daemon.status()
-    daemon.stop()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+def test_users_have_blocks_and_rights_of_their_own() -> None:
+    """Two users with a range each, and a third one that is none of the daemon's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o711)
+    grants = [
+        {"controller": "disk0", "nsid": 1, "first_lba": 2048 * i, "blocks": 2048, "uid": 70001 + i}
+        for i in (0, 1)
+    ]
+    keys = {"uids": [70001, 70002], "gids": [], "group": 70000, "ranges": grants}
+    daemon = Daemon(folder, settings=keys)
+    code = """
+import numpy.random, os, tutti_runtime as tr  # while all files can be read
+from nvmed_kit import MIB, Rig
+class Place: path = sys.argv[1]
+os.setgroups([]); os.setgid(70000); os.setuid(int(sys.argv[2]))
+own, other = int(sys.argv[3]) * MIB, (1 - int(sys.argv[3])) * MIB
+uri = "nvme://disk0/1?size=1048576&offset="
+try:
+    rig = Rig(Place, uri=uri + str(own))
+    rig.check(1, 0, MIB)
+    try:
+        rig.runtime.open(uri + str(other))
+    except PermissionError:
+        print("own blocks only")
+except PermissionError as error:
+    print("is not in uids" in str(error))
+"""
+    try:
+        said = {}
+        for uid, part in ((70001, 0), (70002, 1), (70003, 0)):
+            client = spawn(code, daemon.path, uid, part)
+            said[uid] = client.communicate(timeout=60)[0].strip()
+        assert said == {70001: "own blocks only", 70002: "own blocks only", 70003: "True"}
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder)
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ using broker::Client;
 using broker::Queue;
 
 constexpr std::uint16_t kDoNotRetry = 0x4000;
-constexpr std::uint32_t kNumberOfQueues = 7;  // feature identifier
-constexpr Clock::duration kRetryEvery = std::chrono::milliseconds(200);
+constexpr std::uint32_t kNumberOfQueues = 7;                             // feature identifier
+constexpr Clock::duration kRetryEvery = std::chrono::milliseconds(500);  // from the end of one attempt on
 
 std::unique_ptr<Controller> bring_up(std::unique_ptr<Transport> transport, const BrokerHostOptions& options) {
   if (options.queues < 1 || options.queues > 1024) {
@@ -366,11 +366,9 @@ class BrokerHost::Impl {
 
   /// Controller reset: nobody has queues afterwards. @returns whether it works again.
   bool recover() {
-    const TimePoint now = Clock::now();
-    if (state_ != State::kUp && now - tried_ < kRetryEvery) {
+    if (state_ != State::kUp && Clock::now() - tried_ < kRetryEvery) {
       return false;
     }
-    tried_ = now;
     relay_.end_all();
     ++resets_;
     try {
@@ -381,6 +379,7 @@ class BrokerHost::Impl {
       const bool gone = controller_->check_alive() == ENODEV;
       state_ = gone || bus().set_bus_master(false) ? State::kDown : State::kStranded;
     }
+    tried_ = Clock::now();
     if (state_ != State::kStranded) {
       for (auto& [id, client] : clients_) {
         client->forget_queues();

@@ -89,6 +89,14 @@ std::optional<Mapped> find_mapping(std::uint64_t begin, std::uint64_t end) {
   return std::nullopt;
 }
 
+/// Memory that is there when it is first touched, whoever touches it. What lies beyond the file's end is not.
+void allocate(const Descriptor& file, std::uint64_t offset, std::uint64_t size) {
+  const auto begin = static_cast<off_t>(offset);
+  if (::fallocate(file.get(), FALLOC_FL_KEEP_SIZE, begin, static_cast<off_t>(size)) != 0) {
+    refuse("cannot allocate " + std::to_string(size) + " bytes of shared memory");
+  }
+}
+
 /// A descriptor of the process's own for the file, made anew.
 Descriptor find_descriptor(const Mapped& mapped) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
@@ -146,9 +154,12 @@ SharedMapping& SharedMapping::operator=(SharedMapping&& other) noexcept {
 
 Descriptor make_memory_file(const char* name, std::uint64_t size) {
   Descriptor file(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file.is_open() || ::ftruncate(file.get(), static_cast<off_t>(size)) != 0 ||
-      ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+  if (!file.is_open() || ::ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
     refuse("cannot make " + std::to_string(size) + " bytes of shared memory");
+  }
+  allocate(file, 0, size);
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    refuse("cannot seal shared memory");
   }
   return file;
 }
@@ -183,9 +194,11 @@ void require_steady(int fd, std::uint64_t offset, std::uint64_t size) {
                           " must be whole pages inside of the file, which has " + std::to_string(held) +
                           " bytes");
   }
-  const std::uint64_t inside = std::min(size, static_cast<std::uint64_t>(info.st_size) - offset);
-  if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(inside)) != 0) {
-    refuse("cannot allocate " + std::to_string(size) + " bytes of a window");
+  constexpr std::uint64_t block = 512;  // of st_blocks, stat(2)
+  if (static_cast<std::uint64_t>(info.st_blocks) * block < size) {
+    throw InvalidArgument(
+        "a window's memory must be allocated (fallocate) before it is shared: whoever shares it "
+        "pays for it");
   }
 }
 
@@ -210,6 +223,8 @@ FilePlace find_file(const std::byte* address, std::uint64_t size) {
         std::string("the file behind this shared memory cannot be sealed against shrinking") + remedy);
   }
   place.offset = mapped->offset + (begin - mapped->begin);
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  allocate(place.file, place.offset / page * page, (size + page - 1) / page * page);
   return place;
 }
 

@@ -52,8 +52,8 @@ class SharedMapping {
 /// Mappings that exist stay. @throws SystemError
 [[nodiscard]] Descriptor make_reader(const Descriptor& file);
 
-/// Whether memory of another process can be mapped without ever failing under the reader: memory in small
-/// pages that cannot shrink, and holds the range. Allocates the range.
+/// Memory of another process that can be mapped without ever failing under the reader, and costs the reader
+/// nothing: small pages, allocated, in a file that cannot shrink and holds the range.
 /// @throws InvalidArgument with the rule; SystemError
 void require_steady(int fd, std::uint64_t offset, std::uint64_t size);
 

@@ -198,6 +198,11 @@ class Broker:
             reply = protocol.pack_error(request.sequence, errno.EINVAL, str(error))
         except OSError as error:
             reply = protocol.pack_error(request.sequence, error.errno or errno.EIO, error.strerror or "")
+        except ProtocolError:
+            raise
+        except Exception as error:  # one client's request must not end the others
+            self._say(f"pid {connection.peer.pid}: {request.type.name}: {error!r}")
+            reply = protocol.pack_error(request.sequence, errno.EIO, "the daemon failed; its log says why")
         if not self._send(connection.socket, reply, files):
             raise OSError(errno.EPIPE, "the client takes no replies")
 
