@@ -241,36 +241,39 @@ class SharedLookup:
         self.counters.add("shared_lookups")
         self.counters.add("shared_lookup_names", len(names))
         self._hang_counted = False
-        self._call_began = self._clock()
+        self._call_began = began = self._clock()
         try:
             found = self._store.exists(names)
             if len(found) != len(names):
                 raise OSError(f"the store gave {len(found)} answers for {len(names)} names")
         except Exception as error:
             self.counters.add("shared_lookup_errors")
-            if self.breaker.failed():
-                logger.warning("Tutti: the shared store does not say what it holds, go on without: %s", error)
+            self._note_failure(str(error))
             return None
         finally:
             self._call_began = None
-        if self.breaker.is_open:
-            logger.info("Tutti: the shared store says again what it holds.")
-        self.breaker.succeeded()
+        if self._clock() - began > self.settings.call_seconds:
+            # What it said is true, but nobody has time for it.
+            self._note_failure("it takes too long")
+        else:
+            if self.breaker.is_open:
+                logger.info("Tutti: the shared store says again what it holds.")
+            self.breaker.succeeded()
         rows = [found[at : at + width] for at in range(0, len(found), width)]
         return self._take(keys, rows)
+
+    def _note_failure(self, why: str) -> None:
+        if self.breaker.failed():
+            logger.warning("Tutti: the shared store does not say what it holds, go on without: %s", why)
 
     def _take(self, keys: Sequence[ChunkKey], rows: Sequence[Sequence[bool]]) -> int:
         end = self._clock() + self.settings.hit_seconds
         leading = 0
         with self._changed:
             for at, (key, row) in enumerate(zip(keys, rows)):
-                groups = [True] * len((*self._whole, *self._partial))
-                place = (*self._whole, *self._partial)
-                for (_, group), there in zip(self._objects, row):
-                    groups[place.index(group)] &= bool(there)
-                partial = frozenset(g for g in self._partial if groups[place.index(g)])
-                whole = all(groups[: len(self._whole)]) and bool(self._whole or partial)
-                if whole:
+                missing = {group for (_, group), there in zip(self._objects, row) if not there}
+                partial = frozenset(self._partial) - missing
+                if missing.isdisjoint(self._whole) and (self._whole or partial):
                     self._keep_there(key, end, partial)
                     leading += leading == at
                 else:

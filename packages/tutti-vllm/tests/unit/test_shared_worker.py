@@ -2,6 +2,7 @@
 """A worker's loads from both stores: a request hears of the last one, and nothing is written too late."""
 
 import errno
+import pickle
 import time
 
 import pytest
@@ -148,6 +149,20 @@ def test_blocks_of_a_request_that_is_gone_are_left_alone(rig):
     (result,) = one.until(lambda a: a[2])[2]
     assert result.failed == (0,)
     assert one.block(8) == one.block(9) == NOTHING
+
+
+def test_orders_cross_processes_as_they_are(rig):
+    one = rig()
+    orders = StepOrders(LAYOUT, (one.load(-2, KEY, (8, 9)),), shared=DIGEST)
+    told = pickle.loads(pickle.dumps(orders))
+    assert told == orders
+    assert told.loads[0].plan.columns.chunk_ids == (KEY,)
+    one.store(-1, KEY)
+    one.step(loads=told.loads)
+    deadline = time.monotonic() + 30
+    while one.block(8) != ONES:
+        assert time.monotonic() < deadline
+        one.step()
 
 
 def test_a_sleeping_server_neither_loads_nor_stores(rig):

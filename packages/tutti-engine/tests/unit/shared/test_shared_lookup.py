@@ -113,6 +113,26 @@ def test_a_question_that_hangs_holds_nobody_up():
             time.sleep(0.001)
 
 
+def test_a_store_that_is_always_too_late_is_left_alone_as_well():
+    with View(call_seconds=1.0, miss_seconds=1e9) as view:
+        view.put(keys_of(9))
+        exists = view.store.exists
+
+        def late(names):
+            found = exists(names)
+            view.clock.now += 2
+            return found
+
+        view.store.exists = late
+        deadline = time.monotonic() + 30
+        while view.lookup.is_available():
+            assert time.monotonic() < deadline
+            view.lookup.look(keys_of(1))
+            view.lookup.forget()
+        assert view.lookup.counters["shared_lookup_errors"] == 0
+        assert view.lookup.look(keys_of(1, 5)) == Seen(0, True)
+
+
 def test_every_part_and_group_counts():
     full = CacheGroup((0, 1), 16, 4096)
     window = CacheGroup((2,), 16, 4096, window=20)
