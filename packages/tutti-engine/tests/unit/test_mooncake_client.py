@@ -98,6 +98,11 @@ def test_a_set_up_that_fails_or_hangs_is_an_error(monkeypatch, master):
     use(monkeypatch, FakeModule(code=-1))
     with pytest.raises(OSError, match="ended with code -1"):
         connect(MooncakeOptions(master))
+    raising = FakeModule()
+    raising.setup = None  # to call it raises TypeError
+    use(monkeypatch, raising)
+    with pytest.raises(OSError, match="not callable"):
+        connect(MooncakeOptions(master))
     go, closed = threading.Event(), threading.Event()
     module = FakeModule(wait=go)
     module.close = closed.set

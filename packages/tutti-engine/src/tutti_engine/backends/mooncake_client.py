@@ -168,23 +168,28 @@ def connect(options: MooncakeOptions) -> Any:
     own = master_answers(options.master, options.timeout)
     client = module.MooncakeDistributedStore()
     codes: list[int] = []
+    failures: list[Exception] = []
     late = threading.Event()
 
     def set_up() -> None:
-        with contextlib.suppress(OSError), CALLS.under_way():
-            code = client.setup(
-                options.host or own, options.metadata, options.segment_bytes, options.buffer_bytes,
-                options.protocol, options.devices, options.master,
-            )  # fmt: skip
-            codes.append(code)
-            if late.is_set():
-                with contextlib.suppress(Exception):
+        try:
+            with CALLS.under_way():
+                code = client.setup(
+                    options.host or own, options.metadata, options.segment_bytes, options.buffer_bytes,
+                    options.protocol, options.devices, options.master,
+                )  # fmt: skip
+                codes.append(code)
+                if late.is_set():
                     client.close()
+        except Exception as error:
+            failures.append(error)
 
     # A set-up cannot be ended: one that comes too late closes again what it has opened.
     thread = threading.Thread(target=set_up, name="tutti-mooncake-setup", daemon=True)
     thread.start()
     thread.join(SETUP_FACTOR * options.timeout)
+    if failures:
+        raise OSError(errno.EIO, f"Mooncake's set-up with the master at {options.master}: {failures[0]}")
     if not codes:
         late.set()
         raise OSError(errno.ETIMEDOUT, f"the Mooncake master at {options.master} did not finish a set-up")

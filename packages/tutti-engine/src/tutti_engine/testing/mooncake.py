@@ -48,6 +48,12 @@ def free_port() -> int:
     return port
 
 
+def _ends_with_us() -> list[str]:
+    """Return words before a command that end it when this process is killed; none without ``setpriv``."""
+    found = shutil.which("setpriv")
+    return [] if found is None else [found, "--pdeathsig", "KILL"]
+
+
 class MooncakeCluster:
     """A master and any number of nodes that give their memory; ends them with the block.
 
@@ -96,7 +102,7 @@ class MooncakeCluster:
     def start_master(self) -> None:
         """Start the master, also again after ``kill_master``, on the same port."""
         command = [
-            *self._prefix(0), self._binary, f"--rpc_port={self.port}",
+            *self._prefix(0), *_ends_with_us(), self._binary, f"--rpc_port={self.port}",
             f"--metrics_port={self.metrics_port}", "--logtostderr", *self._options,
         ]  # fmt: skip
         Path(self._binary).chmod(0o755)
