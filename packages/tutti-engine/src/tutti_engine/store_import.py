@@ -22,8 +22,10 @@ from tutti_engine.local_store import LocalStore
 from tutti_engine.movers.formulas import Checksum
 from tutti_engine.slot_table import write_all
 from tutti_engine.store_archive import ArchiveHeader, ArchiveReader, ChunkHead
-from tutti_engine.store_capacity import bytes_needed, set_aside_bytes
+from tutti_engine.store_capacity import bytes_needed, chunks_that_fit, set_aside_bytes
 from tutti_engine.store_facts import StoreFacts, read_use
+from tutti_engine.store_layout import MAX_FILES_PER_ROOT
+from tutti_engine.store_names import store_name
 from tutti_engine.store_share import other_stores
 from tutti_engine.store_verify import covered_bytes, data_sizes, layout_of
 
@@ -31,6 +33,7 @@ __all__ = [
     "ImportReport",
     "capacity_of",
     "check_fits",
+    "check_keeps",
     "choose_target",
     "import_chunks",
     "open_target",
@@ -132,7 +135,42 @@ def capacity_of(store: StoreFacts, header: ArchiveHeader) -> int:
         ranks=header.ranks,
         roots=len(store.directories),
     )
-    return size + set_aside_bytes(store.directories)
+    return (size + set_aside_bytes(store.directories)) * replica_of(store)[1]
+
+
+def replica_of(store: StoreFacts) -> tuple[int, int]:
+    """Return a store's number among its namespace's replicas, and how many share the capacity."""
+    match = REPLICA.fullmatch(store.name)
+    return (int(match[1]), int(match[2])) if match else (0, 1)
+
+
+def check_keeps(store: StoreFacts, header: ArchiveHeader, capacity_bytes: int) -> None:
+    """Raise ArchiveError when a store that is opened with this capacity would lose chunks.
+
+    Raises GeometryError when not even one fits.
+    """
+    roots, replicas = len(store.directories), replica_of(store)[1]
+    siblings = [store_name(header.namespace, each, replicas) for each in range(replicas)]
+    others = other_stores(sorted({each.parent for each in store.directories}), siblings)
+    share = capacity_bytes // replicas
+    room = (capacity_bytes - sum(each.counted for each in others)) // replicas
+    num_chunks = chunks_that_fit(
+        share,
+        geometry=header.geometry(),
+        ranks=header.ranks,
+        roots=roots,
+        used=share - room + set_aside_bytes(store.directories),
+    )
+    layout = layout_of(store)
+    first_lost = 0 if -(-num_chunks // roots) > layout.chunks_per_file * MAX_FILES_PER_ROOT else num_chunks
+    with reading(store.catalogue) as connection:
+        (lost,) = connection.execute("SELECT COUNT(*) FROM chunks WHERE slot >= ?", (first_lost,)).fetchone()
+    if lost:
+        raise ArchiveError(
+            f"--capacity-bytes {capacity_bytes} makes room for {num_chunks} chunks in all: {lost} that the"
+            f" store {store.name} has would go. It has {layout.num_chunks} places; give the server's"
+            " capacity_bytes, or start the server with the new one first. Nothing was changed"
+        )
 
 
 def open_target(
@@ -141,10 +179,7 @@ def open_target(
     """Open the store as its server would, making it if need be. Raises what ``LocalStore.open`` does."""
     replica = (0, 1)
     if store is not None:
-        roots = [each.parent for each in store.directories]
-        match = REPLICA.fullmatch(store.name)
-        if match:
-            replica = int(match[1]), int(match[2])
+        roots, replica = [each.parent for each in store.directories], replica_of(store)
     return LocalStore.open(
         roots,
         header.namespace,

@@ -139,6 +139,12 @@ class Server:
     def __init__(self, url: str, *, key: str = "", timeout: float = 600.0) -> None:
         if not re.match(r"https?://[^/\s]+", url):
             raise WarmingError(f"{url!r} is no address of a server, such as http://localhost:8000")
+        # A file's last line end is no part of it. What HTTP would say of another character names the key.
+        key = key.strip()
+        if not all("!" <= each <= "~" for each in key):
+            raise WarmingError(
+                "the server's key has characters that no key has; look at the variable's value"
+            )
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {key}"} if key else {}

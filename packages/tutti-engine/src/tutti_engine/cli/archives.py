@@ -41,6 +41,7 @@ from tutti_engine.store_import import (
     ImportReport,
     capacity_of,
     check_fits,
+    check_keeps,
     choose_target,
     import_chunks,
     open_target,
@@ -162,6 +163,8 @@ def import_file(
         store = choose_target(find_stores(roots), header, namespace)
         if store is not None:
             check_fits(store, header)
+            if capacity_bytes is not None:
+                check_keeps(store, header, capacity_bytes)
             capacity_bytes = capacity_bytes or (None if dry_run else capacity_of(store, header))
         elif capacity_bytes is None and not dry_run:
             raise ArchiveError(

@@ -29,6 +29,7 @@ from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.movers.plain import checksum
 from tutti_engine.namespace import Namespace
 from tutti_engine.store_archive import PREFIX, ArchiveHeader, ArchiveReader
+from tutti_engine.store_layout import MAX_FILES_PER_ROOT, MIN_FILE_BYTES
 from tutti_engine.store_share import other_stores
 from tutti_engine.testing.small_server import NAMESPACE, SmallServer
 
@@ -209,6 +210,27 @@ def test_a_store_keeps_what_it_has(tutti, archive, tmp_path, owning, keys):
     done = tutti("import", archive, root, "--json").document
     assert (done["imported"], done["present"]) == (4, 2)
     assert loaded(owning, root, [b"mine", *keys]) == ["right"] * 7
+
+
+@pytest.mark.parametrize("capacity", ["smaller", "needs larger files"])
+def test_a_capacity_with_which_chunks_would_go_is_refused(tutti, archive, store, owning, keys, capacity):
+    most = (MIN_FILE_BYTES // owning.GEOMETRY.chunk_bytes) * MAX_FILES_PER_ROOT
+    places = 2 if capacity == "smaller" else most + 1
+    size = bytes_needed(places, geometry=owning.GEOMETRY, ranks=1, roots=1)
+    refused = tutti("import", archive, store, "--capacity-bytes", size, code=2).stderr
+    assert f"{4 if capacity == 'smaller' else 6} that the store" in refused
+    assert sorted(rows(store).values()) == keys
+    assert loaded(owning, store, keys) == ["right"] * 6
+
+
+def test_a_replica_keeps_its_size(tutti, archive, tmp_path, owning):
+    root = empty(tmp_path / "there")
+    with LocalStore.open(
+        [root], NAMESPACE, owning.GEOMETRY, ranks=1, capacity_bytes=CAPACITY, replica=(0, 2)
+    ) as made:
+        places = len(made.chunk_ids)
+    assert tutti("import", archive, root, "--json").document["imported"] == 6
+    assert tutti("ls", root, "--json").document["stores"][0]["capacity_chunks"] == places
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(tutti, archive, tmp_path, owning, keys):

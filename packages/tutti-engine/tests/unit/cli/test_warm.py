@@ -194,6 +194,15 @@ def test_a_redirection_does_not_take_the_key_elsewhere(tutti, server, prompts, m
         other.close()
 
 
+def test_a_key_that_no_header_can_hold_is_not_shown(tutti, server, prompts, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")  # as read from a file
+    assert tutti("warm", prompts("a"), "--server", server.url, "--json").document["sent"] == 1
+    for key in ("sk-secret\r\nX-More: 1", "sk-secret\N{EURO SIGN}"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        refused = tutti("warm", prompts("a"), "--server", server.url, code=2)
+        assert "sk-secret" not in refused.output and "variable" in refused.stderr
+
+
 def test_an_answer_that_is_none_is_a_failure(tutti, server, prompts):
     server.answers = [(200, {}, b"<html>"), (200, {}, [1]), (200, {}, {"usage": {"prompt_tokens": "many"}})]
     found = tutti("warm", prompts(*"abc"), "-c", 1, "--server", server.url, "--json", code=1).document
