@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,21 +120,25 @@ def test_memory_of_the_process_alone_is_refused(daemons: Daemons) -> None:
 
 
 def test_processes_share_a_controller_and_some_are_killed(daemons: Daemons) -> None:
-    """Killed while their commands are under way; the others never see a wrong byte."""
+    """Killed while their commands are under way; the others never see a wrong byte.
+
+    ``TUTTI_LONG_TESTS``: thirty times as often.
+    """
     daemon = daemons({"latency": 0.002, "max_queues": 12}, max_clients=6)
     workers = [spawn(WORKER, daemon.path, part, 2) for part in range(6)]
     for worker in workers:
         assert worker.stdout is not None and worker.stdout.readline() == "works\n"
     random = np.random.default_rng(5)
-    victims = set(random.permutation(6)[:3])
-    for part in victims:
-        workers[part].kill()
-        workers[part].communicate()
-    until(lambda: daemon.controller()["clients"] == 3)
-    for part in victims:  # their places are free again, and a part of the disk has a new owner
-        workers[part] = spawn(WORKER, daemon.path, part, 2)
-    for part in victims:
-        assert workers[part].stdout.readline() == "works\n"
+    for _ in range(30 if os.environ.get("TUTTI_LONG_TESTS") else 1):
+        victims = set(random.permutation(6)[:3])
+        for part in victims:
+            workers[part].kill()
+            workers[part].communicate()
+        until(lambda: daemon.controller()["clients"] == 3)
+        for part in victims:  # their places are free again, and a part of the disk has a new owner
+            workers[part] = spawn(WORKER, daemon.path, part, 2)
+        for part in victims:
+            assert workers[part].stdout.readline() == "works\n"
     for worker in workers:
         rounds, _ = worker.communicate("end\n", timeout=60)
         assert worker.returncode == 0 and int(rounds) >= 1

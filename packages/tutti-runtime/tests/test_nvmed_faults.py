@@ -167,6 +167,31 @@ def test_a_killed_daemon_ends_what_is_under_way_and_another_takes_over(tmp_path:
     assert not Path(path).exists()
 
 
+def test_a_daemon_that_hangs_keeps_items_late_and_their_memory(tmp_path: Path) -> None:
+    """Nobody knows what the device does meanwhile. Once the daemon goes on, it ends the lease, and the items end."""
+    process, path = start_daemon(tmp_path)
+    spec = {"transport": "broker", "name": "disk0", "socket": path, "answer_timeout": 0.2}
+    runtime = tr.make_nvme_runtime(controllers=[spec], command_timeout=0.2, retry_after=0.0)
+    memory = nvmed.SharedMemory(MIB)
+    handle = runtime.register_memory(memory.address, MIB)
+    target = runtime.open(f"nvme://disk0/1?broker={path}")
+    process.send_signal(signal.SIGSTOP)
+    read = batch(request(tr.READ, handle, 0, target, 0, PAGE))
+    submitted = runtime.submit(read, timeout=600)
+    assert submitted.handle is not None
+    with pytest.raises(TimeoutError):
+        runtime.wait(submitted.handle, 2.0)
+    process.send_signal(signal.SIGCONT)
+    assert runtime.wait(submitted.handle, 60).status.tolist() == [errno.ETIMEDOUT]
+    submitted = runtime.submit(read, timeout=600)
+    assert submitted.handle is not None
+    assert runtime.wait(submitted.handle, 60).status.tolist() == [errno.ENODEV]
+    assert runtime.shutdown(30)
+    anew = tr.make_nvme_runtime(controllers=[spec | {"answer_timeout": 10.0}])
+    assert anew.shutdown(30)
+    assert end(process, signal.SIGTERM) == 0
+
+
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tutti_runtime.nvmed", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
