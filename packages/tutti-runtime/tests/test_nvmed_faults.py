@@ -168,7 +168,7 @@ def test_a_killed_daemon_ends_what_is_under_way_and_another_takes_over(tmp_path:
 
 
 def test_a_daemon_that_hangs_keeps_items_late_and_their_memory(tmp_path: Path) -> None:
-    """Nobody knows what the device does meanwhile. Once the daemon goes on, it ends the lease, and the items end."""
+    """Nobody knows what the device does. Once the daemon goes on, it ends the lease, and the items end."""
     process, path = start_daemon(tmp_path)
     spec = {"transport": "broker", "name": "disk0", "socket": path, "answer_timeout": 0.2}
     runtime = tr.make_nvme_runtime(controllers=[spec], command_timeout=0.2, retry_after=0.0)
