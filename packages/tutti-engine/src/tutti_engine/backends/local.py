@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 5.0
 
 MAX_COPY_THREADS = 12
-"""Threads that copy from and to a file system in memory. There 16 read 35.2 GB/s on 16 cores and 12 read 34.4,
-but loads to a GPU moved 23.4 GB/s with 16 and 33.0 with 12 (docs/gpu.md of tutti-vllm)."""
+"""Threads that copy from and to a file system in memory. On 16 cores 16 of them read 35.2 GB/s and 12 read
+34.4, but loads to a GPU moved 23.4 GB/s with 16 and 33.0 with 12 (docs/gpu.md of tutti-vllm)."""
 
 THREAD_IO_BYTES = 2 << 20
 """Longest request where threads carry out requests one by one."""
