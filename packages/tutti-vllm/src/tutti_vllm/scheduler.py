@@ -312,6 +312,9 @@ class SchedulerSide:
         except Exception:
             # Not a reason to lose the loads, which requests are waiting for.
             logger.exception("Tutti: this step stores nothing.")
+        finally:
+            if self.shared is not None:
+                self.shared.drop_candidates()
         layout = self._layout if loads or stores or first else None
         digest = "" if layout is None or self.shared is None else self.shared.tier.namespace
         return StepOrders(layout, loads, stores, unwanted, shared=digest)
@@ -467,17 +470,20 @@ class SchedulerSide:
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
-        shared = () if self.shared is None else self.shared.plan_stores(self.spans)
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
-            return shared
+            return self._plan_shared()
         if adapters:
             self.adapters.note_store(plan.plan_id, adapters)
         if self.spans is not None:
             self.spans.begin_store(plan, [request for request, _ in owners])
         if self.events is not None:
             self._note_events(plan, owners)
-        return (plan, *shared)
+        return (plan, *self._plan_shared())
+
+    def _plan_shared(self) -> tuple[StorePlan, ...]:
+        """Return the plan for the shared store. Last of all, as workers have to hear of it."""
+        return () if self.shared is None else self.shared.plan_stores(self.spans)
 
     def _time_prefill(self, tracked: _Tracked) -> None:
         request = tracked.request

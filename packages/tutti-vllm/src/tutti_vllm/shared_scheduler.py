@@ -234,8 +234,16 @@ class SharedSide:
         if plan is None:
             return ()
         if spans is not None:
-            spans.begin_store(plan, ())
+            try:
+                spans.begin_store(plan, ())
+            except Exception:
+                # Not a reason to forget a plan that waits for its report.
+                logger.exception("Tutti: a write to the shared store is not traced.")
         return (plan,)
+
+    def drop_candidates(self) -> None:
+        """Forget what was noted in this step: its blocks may hold something else in the next one."""
+        self._candidates = []
 
     def take(self, rank: int, result: Result) -> bool:
         """Take one rank's report; return True for the last one of a load."""
