@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvmed_kit import MIB, PAGE, Daemon, RawClient, Rig, until
+from nvmed_kit import MIB, PAGE, Daemon, RawClient, Refused, Rig, until
 from runtime_kit import batch, request
 
 import tutti_runtime as tr
 from tutti_runtime import nvmed
+from tutti_runtime.nvmed.protocol import Message
 
 Daemons = Callable[..., Daemon]
 
@@ -67,6 +68,29 @@ def test_a_device_that_is_gone_ends_items_and_comes_back(daemons: Daemons) -> No
         rig.check(seed)
         rig.close()
     daemon.until_empty()
+
+
+def test_a_lease_outlives_a_reset_that_takes_longer_than_an_answer_may(daemons: Daemons) -> None:
+    """The daemon waits for CSTS.RDY meanwhile, for up to CAP.TO."""
+    daemon = daemons({"timeout_ms": 1000})
+    spec = {"transport": "broker", "name": "disk0", "socket": daemon.path, "answer_timeout": 0.4}
+    runtime = tr.make_nvme_runtime(controllers=[spec], command_timeout=0.3, retry_after=0.0)
+    memory = nvmed.SharedMemory(PAGE)
+    handle = runtime.register_memory(memory.address, PAGE)
+    target = runtime.open(daemon.uri())
+
+    def write() -> int:
+        submitted = runtime.submit(batch(request(tr.WRITE, handle, 0, target, 0, PAGE)), timeout=20.0)
+        assert submitted.handle is not None
+        return int(runtime.wait(submitted.handle, 60).status[0])
+
+    daemon.control.add({"fault": "stuck"})
+    assert write() != 0
+    until(lambda: any("does not answer" in line for line in daemon.lines))
+    daemon.control.heal()
+    until(lambda: write() == 0)
+    assert daemon.controller()["clients"] == 1
+    assert runtime.shutdown(60)
 
 
 def test_a_client_that_dies_on_a_stuck_controller_is_cut_off_with_it(daemons: Daemons) -> None:
@@ -169,7 +193,7 @@ def test_a_killed_daemon_ends_what_is_under_way_and_another_takes_over(tmp_path:
 
 def test_a_daemon_that_hangs_keeps_items_late_and_their_memory(tmp_path: Path) -> None:
     """Nobody knows what the device does. Once the daemon goes on, it ends the lease, and the items end."""
-    process, path = start_daemon(tmp_path)
+    process, path = start_daemon(tmp_path, timeout_ms=500)  # a client waits for resets, too
     spec = {"transport": "broker", "name": "disk0", "socket": path, "answer_timeout": 0.2}
     runtime = tr.make_nvme_runtime(controllers=[spec], command_timeout=0.2, retry_after=0.0)
     memory = nvmed.SharedMemory(MIB)
@@ -180,7 +204,7 @@ def test_a_daemon_that_hangs_keeps_items_late_and_their_memory(tmp_path: Path) -
     submitted = runtime.submit(read, timeout=600)
     assert submitted.handle is not None
     with pytest.raises(TimeoutError):
-        runtime.wait(submitted.handle, 2.0)
+        runtime.wait(submitted.handle, 4.0)
     process.send_signal(signal.SIGCONT)
     assert runtime.wait(submitted.handle, 60).status.tolist() == [errno.ETIMEDOUT]
     submitted = runtime.submit(read, timeout=600)
@@ -190,6 +214,44 @@ def test_a_daemon_that_hangs_keeps_items_late_and_their_memory(tmp_path: Path) -
     anew = tr.make_nvme_runtime(controllers=[spec | {"answer_timeout": 10.0}])
     assert anew.shutdown(30)
     assert end(process, signal.SIGTERM) == 0
+
+
+def test_a_daemon_without_descriptors_ends_no_lease_and_takes_clients_later(tmp_path: Path) -> None:
+    path = str(tmp_path / "tutti" / "s")
+    values = {
+        "socket": path,
+        "lease_seconds": 3600,
+        "controllers": [{"transport": "soft", "name": "disk0", "memory_bytes": MIB}],
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(values))
+    arguments = [sys.executable, "-m", "tutti_runtime.nvmed", "--config", str(tmp_path / "settings.json")]
+    command = ["bash", "-c", 'ulimit -n 40 && exec "$@"', "bash", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and "listening on" in process.stderr.readline()
+    good = RawClient(path)
+    good.make_queue()
+    others = [RawClient(path, hello=False) for _ in range(40)]  # as many as it has, the rest in its backlog
+    until(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) == 40)
+    with pytest.raises(Refused, match="no free descriptor") as refused:
+        good.map(PAGE)
+    assert refused.value.error == errno.EMFILE
+    for other in others:
+        other.close()
+    good.ask(Message.BEAT)
+    RawClient(path).close()
+    good.map(PAGE)
+    good.close()
+    assert end(process, signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [({"socket": "s"}, "absolute path"), ({"socket": "/" + "s" * 107}, "107"), ({"name": "n" * 208}, "208")],
+)
+def test_what_no_client_could_use_is_no_setting(change: dict[str, str], rule: str) -> None:
+    spec = {"transport": "soft", "name": change.get("name", "disk0"), "memory_bytes": MIB}
+    with pytest.raises(ValueError, match=rule):
+        nvmed.BrokerSettings.of({"controllers": [spec], "socket": change.get("socket", "/run/s")})
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@
 #include "tutti/runtime/detail/io_thread.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/nvme/core/ordered.hpp"
+#include "tutti/runtime/nvme/registers.hpp"
 
 namespace tutti::runtime::nvme::broker {
 namespace {
@@ -80,12 +81,8 @@ void Session::connect() {
   path_.copy(address.sun_path, sizeof address.sun_path - 1);
   socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   // A full backlog makes connect() wait as long as a send.
-  timeval limit{};
-  limit.tv_sec = static_cast<time_t>(answer_timeout_.count());
-  limit.tv_usec =
-      static_cast<suseconds_t>((answer_timeout_.count() - static_cast<double>(limit.tv_sec)) * 1e6);
-  if (!socket_.is_open() || ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0 ||
-      ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
+  if (!socket_.is_open() || !set_limit(SO_SNDTIMEO, answer_timeout_) ||
+      !set_limit(SO_RCVTIMEO, answer_timeout_) ||
       ::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     const int error = errno;
     throw SystemError(error,
@@ -93,6 +90,13 @@ void Session::connect() {
                           "; start it, or check broker= and the rights of its folder",
                       path_);
   }
+}
+
+bool Session::set_limit(int option, Duration wait) noexcept {
+  timeval limit{};
+  limit.tv_sec = static_cast<time_t>(wait.count());
+  limit.tv_usec = static_cast<suseconds_t>((wait.count() - static_cast<double>(limit.tv_sec)) * 1e6);
+  return ::setsockopt(socket_.get(), SOL_SOCKET, option, &limit, sizeof limit) == 0;
 }
 
 void Session::break_off(int error, const std::string& what) {
@@ -212,6 +216,10 @@ void Session::take_welcome(std::span<const std::byte> payload, std::vector<Descr
   state_ = SharedMapping(received[0].get(), 0, 4096, false);
   doorbells_ = SharedMapping(received[1].get(), 0, welcome_.doorbell_bytes, true);
   daemon_ = std::move(received[2]);
+  // The daemon answers nobody while it resets the controller, which may take CAP.TO for each of CC.EN's
+  // edges. That is no reason to give up the lease: the controller may work again afterwards.
+  static_cast<void>(set_limit(
+      SO_RCVTIMEO, answer_timeout_ + 2 * std::chrono::milliseconds(Capabilities{welcome_.cap}.timeout_ms())));
   name_.assign(welcome_.controller, ::strnlen(welcome_.controller, kNameBytes));
 }
 

@@ -61,6 +61,7 @@ class Session {
   [[nodiscard]] std::vector<std::byte> request(Message type, std::span<const std::byte> payload, int fd,
                                                std::vector<Descriptor>* received);
   void connect();
+  bool set_limit(int option, Duration wait) noexcept;
   void send(const Header& header, std::span<const std::byte> payload, int fd);
   [[nodiscard]] std::vector<std::byte> receive(const Header& asked, std::vector<Descriptor>* received);
   [[noreturn]] void break_off(int error, const std::string& what);

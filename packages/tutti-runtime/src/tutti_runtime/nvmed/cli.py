@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -38,10 +40,18 @@ def _say(line: str) -> None:
     print(f"{_PROGRAM}: {line}", file=sys.stderr, flush=True)
 
 
+def _raise_file_limit() -> None:
+    """Allow as many descriptors as may be: a client takes three, and 1024 is what many systems begin with."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _serve(path: str, socket: str | None) -> None:
     settings = load_settings(path)
     if socket is not None:
         settings = type(settings)(**{**vars(settings), "socket": socket})
+    _raise_file_limit()
     broker = Broker(settings, _say)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())

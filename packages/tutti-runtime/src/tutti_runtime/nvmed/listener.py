@@ -11,13 +11,20 @@ import socket
 import stat
 from pathlib import Path
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "check_path"]
 
 _BACKLOG = 64
 
 
 def _refuse(path: Path, rule: str, error: int = errno.EPERM) -> OSError:
     return OSError(error, rule, str(path))
+
+
+def check_path(path: str) -> str:
+    """Return the path of a Unix socket, else raise ``ValueError``."""
+    if not Path(path).is_absolute() or "\0" in path or len(os.fsencode(path)) > 107:
+        raise ValueError(f"socket={path!r} must be an absolute path of at most 107 bytes")
+    return path
 
 
 class Listener:
@@ -29,10 +36,7 @@ class Listener:
     """
 
     def __init__(self, path: str, gid: int | None = None) -> None:
-        where = Path(path)
-        if not where.is_absolute() or "\0" in path or len(os.fsencode(path)) > 107:
-            raise ValueError(f"socket={path!r} must be an absolute path of at most 107 bytes")
-        self.path = where
+        self.path = Path(check_path(path))
         self._folder = self._open_folder(gid)
         self._lock = -1
         try:

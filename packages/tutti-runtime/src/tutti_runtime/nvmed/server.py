@@ -53,6 +53,7 @@ class Broker:
         self._started = time.monotonic()
         self._refused = 0
         self._expired = 0
+        self._resting = False  # the listener is not looked at: there was no descriptor for who connects
         self._connections: dict[int, _Connection] = {}
         self._listener = Listener(settings.socket, settings.group)
         try:
@@ -85,7 +86,7 @@ class Broker:
             self._close()
 
     def _turn(self) -> bool:
-        for key, _ in self._selector.select(_LOOK_EVERY if self._connections else 1.0):
+        for key, _ in self._selector.select(_LOOK_EVERY if self._connections or self._resting else 1.0):
             if key.fileobj is self._wake:
                 return False
             if key.fileobj is self._listener.socket:
@@ -95,6 +96,9 @@ class Broker:
         return True
 
     def _look_after(self) -> None:
+        if self._resting:
+            self._resting = False
+            self._selector.register(self._listener.socket, selectors.EVENT_READ)
         for owned in self._controllers:
             up = owned.host.look_after() if owned.leases or not self._up[owned.name] else True
             if up != self._up[owned.name]:
@@ -112,7 +116,11 @@ class Broker:
     def _accept(self) -> None:
         try:
             connected, _ = self._listener.socket.accept()
-        except OSError:  # it went, or there is no descriptor for it: the backlog keeps others
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # The backlog keeps it until the next look; the selector would tell of it again at once.
+                self._selector.unregister(self._listener.socket)
+                self._resting = True
             return
         connected.setblocking(False)
         try:
@@ -158,16 +166,19 @@ class Broker:
             if not data:
                 self._drop(connection, "")
                 return
-            if seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > protocol.MAX_REQUEST:
+            # Cut although there was room: this process had no descriptor free. No fault of the client.
+            short = bool(seen & socket.MSG_CTRUNC) and len(descriptors) < _MOST_DESCRIPTORS
+            cut = seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC) and not short
+            if cut or len(data) > protocol.MAX_REQUEST:
                 raise ProtocolError(f"a request has at most {protocol.MAX_REQUEST} bytes and one descriptor")
-            request = protocol.parse_request(data, len(descriptors))
+            request = protocol.parse_request(data, 1 if short else len(descriptors))
             if connection.refusal is not None:
                 refusal = connection.refusal
                 raise ProtocolError(
                     refusal.strerror or "", error=refusal.errno or errno.EACCES, sequence=request.sequence
                 )
             connection.heard = time.monotonic()
-            self._answer(connection, request, descriptors)
+            self._answer(connection, request, None if short else descriptors)
             connection.heard = time.monotonic()
         except (BlockingIOError, InterruptedError):
             return
@@ -180,9 +191,14 @@ class Broker:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _answer(self, connection: _Connection, request: Request, descriptors: array.array[int]) -> None:
+    def _answer(
+        self, connection: _Connection, request: Request, descriptors: array.array[int] | None
+    ) -> None:
+        """Answer a request; ``None`` for descriptors that this process could not take."""
         files: list[int] = []
         try:
+            if descriptors is None:
+                raise OSError(errno.EMFILE, "tutti-nvmed has no free descriptor: raise its LimitNOFILE")
             if request.type is Message.HELLO:
                 lease = self._hello(connection, request)
                 payload = lease.welcome(self._settings)

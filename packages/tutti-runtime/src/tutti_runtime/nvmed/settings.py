@@ -12,6 +12,8 @@ from typing import Any
 
 from tutti_runtime import config
 from tutti_runtime.nvme_settings import check_controllers
+from tutti_runtime.nvmed.listener import check_path
+from tutti_runtime.nvmed.protocol import NAME_BYTES
 
 __all__ = ["DEFAULT_SOCKET", "BrokerSettings", "Grant", "load_settings"]
 
@@ -136,6 +138,10 @@ def _check(key: str, value: Any) -> Any:
         if not specs or len(set(names)) != len(names) or not all(name and name.isascii() for name in names):
             raise ValueError("controllers must be one or more, each with an ASCII 'name' of its own")
         for spec in specs:
+            if len(spec["name"]) >= NAME_BYTES:
+                raise ValueError(
+                    f"controllers: name={spec['name']!r} must have fewer than {NAME_BYTES} bytes"
+                )
             config.check_choice(f"controllers: transport of {spec['name']!r}", spec["transport"], _TRANSPORTS)
             if "block_devices" in spec:
                 raise ValueError("controllers: block_devices is a setting of clients")
@@ -143,7 +149,7 @@ def _check(key: str, value: Any) -> Any:
     if key == "socket":
         if not isinstance(value, str | os.PathLike):
             raise ValueError(f"socket={value!r} must be a str")
-        return os.fspath(value)
+        return check_path(os.fspath(value))
     if key == "group":
         return None if value is None else _whole(key, value, 0, (1 << 32) - 2)
     if key in ("uids", "gids"):
