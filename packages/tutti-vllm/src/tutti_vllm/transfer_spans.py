@@ -116,8 +116,11 @@ class TransferSpans:
         """End what nobody will report any more."""
         while self._open:
             _, each = self._open.popitem()
-            each.span.set_attribute("tutti.outcome", "unknown")
-            each.span.end()
+            try:
+                each.span.set_attribute("tutti.outcome", "unknown")
+                each.span.end()
+            except Exception:
+                logger.exception("Tutti: a span is lost.")
 
     def _begin(
         self,

@@ -19,7 +19,7 @@ from tutti_vllm.transfer_spans import TransferSpans, find_tracer
 
 pytest.importorskip("opentelemetry.sdk", reason="extra otel")
 
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -215,3 +215,17 @@ def test_nothing_is_imported_for_it():
     code += "; print(any(name.startswith('opentelemetry') for name in sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_a_processor_that_raises_keeps_no_store_open(rig):
+    class Broken(SpanProcessor):
+        def on_end(self, span):
+            raise RuntimeError("no exporter")
+
+    rig.provider.add_span_processor(Broken())
+    closed = []
+    side = SchedulerSide(rig.engine, None, hash_tokens=16, close=lambda: closed.append(True))
+    side.spans, rig.side = rig.side.spans, side
+    rig.store(Request("one", 128))
+    side.shutdown()
+    assert closed == [True]
