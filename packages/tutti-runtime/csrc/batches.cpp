@@ -62,6 +62,9 @@ void StorageRuntime::reserve_items(std::span<const IoRequest> requests, std::spa
     op.item = static_cast<std::uint32_t>(ops.size());
     op.on_stream = options.stream.has_value();
     op.stream = options.stream.value_or(0);
+    op.on_device = options.on_device;
+    op.deadline =
+        options.deadlines.empty() ? options.deadline.value_or(TimePoint::max()) : options.deadlines[i];
     errors[i] = reserve(request, op);
     if (errors[i] == 0) {
       ops.push_back(op);  // reserved by the caller

@@ -24,6 +24,13 @@ void StorageRuntime::check_options(const SubmitOptions& options, std::size_t cou
   if (options.after != nullptr && options.after_word) {
     throw InvalidArgument("after and after_word are both given; give one");
   }
+  if (options.on_device && !device_execution_) {
+    const DataPathCaps caps = path_->caps();
+    const auto why = caps.features_unused.find("device_execution");
+    throw InvalidArgument(
+        "execution='device': caps()[\"device_execution\"] is False for the data path " + caps.name + " (" +
+        (why != caps.features_unused.end() ? why->second : "no device submits for it") + "); use 'host'");
+  }
   if (options.stream) {
     check_stream(options);
   }

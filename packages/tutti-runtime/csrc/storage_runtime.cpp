@@ -51,6 +51,7 @@ StorageRuntime::StorageRuntime(std::unique_ptr<DataPath> path, Options options)
       options_(std::move(options)),
       path_(std::move(path)),
       stream_ordered_(path_->caps().stream_ordered),
+      device_execution_(path_->caps().device_execution),
       targets_(detail::HandleKind::kTarget, next_runtime_id()),
       memories_(targets_.sibling<std::unique_ptr<Memory>>(detail::HandleKind::kMemory)),
       batches_(targets_.sibling<std::shared_ptr<Batch>>(detail::HandleKind::kBatch)) {

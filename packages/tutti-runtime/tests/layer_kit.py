@@ -54,6 +54,20 @@ class LayerRig:
         assert self.layers.wait(self.layers.submit(layer), timeout)
         return self.layers.statuses(layer)
 
+    def report(self, statuses: NDArray[np.int32]) -> str:
+        """What teams and drives say of a layer that should have gone well."""
+        kinds = dict(zip(*(part.tolist() for part in np.unique(statuses, return_counts=True)), strict=True))
+        by_drive = [np.count_nonzero(statuses[i :: self.count]) for i in range(self.count)]
+        drives = [control.counters() for control in self.controls]
+        return (
+            f"statuses {kinds}, failed by drive {by_drive}, teams {self.layers.counters()}, drives {drives}"
+        )
+
+    def run_well(self, layer: int, timeout: float = 60.0) -> None:
+        """Run a layer of which every slice must succeed."""
+        statuses = self.run(layer, timeout)
+        assert not statuses.any(), self.report(statuses)
+
     def close(self, *, violations: bool = False) -> None:
         for control in self.controls:
             control.heal()

@@ -22,11 +22,15 @@ SPACE = 16 * MIB
 
 @dataclass
 class SoftRig:
-    """``count`` controllers ``disk0`` ... of 16 MiB each, all with the keys of ``drive``."""
+    """``count`` controllers ``disk0`` ... of 16 MiB each, all with the keys of ``drive``.
+
+    ``execution``: of what :meth:`move` and :meth:`submit` submit; a device is played by threads.
+    """
 
     drive: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     count: int = 1
+    execution: str = "host"
 
     def __post_init__(self) -> None:
         self.controls = [SoftNvmeControl() for _ in range(self.count)]
@@ -39,7 +43,8 @@ class SoftRig:
             }
             for i, control in enumerate(self.controls)
         ]
-        self.runtime = tr.make_nvme_runtime(controllers=specs, **self.settings)
+        player = {"device_executor": "cpu"} if self.execution == "device" else {}
+        self.runtime = tr.make_nvme_runtime(controllers=specs, **player, **self.settings)
         self._kept: list[Buffer] = []
 
     @property
@@ -53,6 +58,15 @@ class SoftRig:
             buffer.fill_random(seed)
         return buffer, self.runtime.register_memory(buffer.address, size)
 
+    def submit(self, rows: np.ndarray, timeout: float = 20) -> int:
+        """Start a batch that is accepted as a whole."""
+        result = self.runtime.submit(rows, timeout=timeout, execution=self.execution)
+        assert result.handle is not None and result.accepted.all()
+        return result.handle
+
+    def run(self, rows: np.ndarray) -> tr.Completion:
+        return self.runtime.wait(self.submit(rows), 60)
+
     def move(
         self,
         direction: int,
@@ -65,9 +79,7 @@ class SoftRig:
     ) -> tr.Completion:
         """Items of ``length`` bytes, one behind the other in memory and target; waits for all."""
         rows = [request(direction, memory, i * length, target, i * length, length) for i in range(count)]
-        result = self.runtime.submit(batch(*rows), timeout=timeout)
-        assert result.handle is not None and result.accepted.all()
-        return self.runtime.wait(result.handle, 60)
+        return self.runtime.wait(self.submit(batch(*rows), timeout), 60)
 
     def close(self, *, violations: bool = False) -> None:
         """End it; ``violations``: the test broke rules on purpose."""

@@ -80,7 +80,7 @@ def test_bytes_go_to_device_memory_and_back(
     write = layers.add_layer("write", rig.slices(source, count, length, lambda i: 29 - i))
     read = layers.add_layer("read", rig.slices(target, count, length, lambda i: 29 - i))
     for layer in (write, read, read):
-        assert (rig.run(layer) == 0).all()
+        rig.run_well(layer)
     gpu.copy_out(stream, back.address, second, size)
     assert gpu.idle(stream, 60)
     assert np.array_equal(back.bytes, host.bytes)
@@ -101,7 +101,7 @@ def test_a_stream_that_waits_for_the_word_sees_the_bytes(rigs: Rigs, gpu: Gpu) -
     read = layers.add_layer("read", rig.slices(target, count, length))
     for round_ in range(rounds):
         host.fill_random(round_)
-        assert (rig.run(write) == 0).all()
+        rig.run_well(write)
         ticket = layers.submit(read)
         _core.stream_wait_word(stream, layers.done_word(read), ticket)
         gpu.copy_out(stream, back.address, device, size)
@@ -122,7 +122,7 @@ def test_many_commands(rigs: Rigs) -> None:
     window = rig.layers.add_window(buffer.address, 16 * MIB)
     layer = rig.layers.add_layer("read", rig.slices(window, count, 512))
     for _ in range(-(-COMMANDS // count)):
-        assert (rig.run(layer) == 0).all()
+        rig.run_well(layer)
     counters = rig.layers.counters()
     assert counters["commands"] >= COMMANDS
     assert counters["strays"] == counters["remade"] == counters["resets"] == 0
@@ -131,7 +131,7 @@ def test_many_commands(rigs: Rigs) -> None:
 def idle_engine(rig: LayerRig, gpu: Gpu) -> int:
     window = rig.layers.add_window(gpu.malloc(MIB), MIB, kind="device", device=gpu.ordinal)
     layer = rig.layers.add_layer("read", rig.slices(window, MIB // PAGE, PAGE))
-    assert (rig.run(layer) == 0).all()
+    rig.run_well(layer)
     return layer
 
 
@@ -147,7 +147,7 @@ def test_what_waits_for_the_whole_device_ends_beside_an_idle_engine(rigs: Rigs, 
         gpu.wait_for_everything()
         pin_and_unpin(gpu)
         gpu.free(gpu.malloc(MIB))
-        assert (rig.run(layer) == 0).all()
+        rig.run_well(layer)
 
 
 def test_what_waits_for_the_whole_device_ends_beside_a_loaded_engine(rigs: Rigs, gpu: Gpu) -> None:
@@ -169,7 +169,7 @@ def test_what_waits_for_the_whole_device_ends_beside_a_loaded_engine(rigs: Rigs,
     finally:
         stopping.set()
         worker.join()
-    assert (rig.run(layer) == 0).all()
+    rig.run_well(layer)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -201,7 +201,7 @@ def test_a_fault_ends_in_time_and_the_next_layer_works(
     rig = rigs(linger=linger, command_timeout=0.5, retry_after=0.0, window_commands=64)
     source = rig.layers.add_window(host.address, size)
     target = rig.layers.add_window(device, size, kind="device", device=gpu.ordinal)
-    assert (rig.run(rig.layers.add_layer("write", rig.slices(source, count, PAGE))) == 0).all()
+    rig.run_well(rig.layers.add_layer("write", rig.slices(source, count, PAGE)))
     read = rig.layers.add_layer("read", rig.slices(target, count, PAGE))
     rig.controls[0].fail(fault, **({} if fault == "ignore_doorbell" else {"skip": 70}), **rule)
     statuses = rig.run(read)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nvme_kit import MIB, PAGE, SPACE, SoftRig, image_of
-from runtime_kit import batch, request, run
+from runtime_kit import batch, request
 
 import tutti_runtime as tr
 from tutti_runtime.testing import contract
@@ -31,12 +31,12 @@ DRIVES: dict[str, dict[str, Any]] = {
 Rigs = Callable[..., SoftRig]
 
 
-@pytest.fixture
-def rigs() -> Iterator[Rigs]:
+@pytest.fixture(params=["host", "device"])
+def rigs(request: pytest.FixtureRequest) -> Iterator[Rigs]:
     made: list[SoftRig] = []
 
     def build(drive: dict[str, Any] | None = None, *, count: int = 1, **settings: Any) -> SoftRig:
-        made.append(SoftRig(drive or {}, settings, count))
+        made.append(SoftRig(drive or {}, settings, count, request.param))
         return made[-1]
 
     yield build
@@ -68,7 +68,7 @@ def test_random_transfers_match_a_model(drive: str, rigs: Rigs) -> None:
                 rows.append(request(tr.READ, memory, begin, target, at, length))
                 shadow[begin : begin + length] = disk[at : at + length]
         rows.append(request(tr.FLUSH, 0, 0, target, 0, 0))
-        done = run(rig.runtime, batch(*rows))
+        done = rig.run(batch(*rows))
         assert (done.status == 0).all()
         assert np.array_equal(buffer.bytes, shadow)
 
@@ -130,7 +130,7 @@ def test_a_batch_over_several_drives_and_striped_targets(rigs: Rigs) -> None:
             for i in range(32)
             for t in range(2)
         ]
-        assert (run(rig.runtime, batch(*rows)).status == 0).all()
+        assert (rig.run(batch(*rows)).status == 0).all()
         if direction == tr.WRITE:
             buffer.bytes[:] = 0
     assert np.array_equal(buffer.bytes, wanted)
@@ -143,6 +143,28 @@ def test_the_window_bounds_what_is_under_way(rigs: Rigs) -> None:
     target = rig.runtime.open("nvme://disk0/1")
     assert (rig.move(tr.WRITE, memory, target, count=16).status == 0).all()
     assert rig.control.counters()["writes"] == 16
+
+
+@pytest.mark.parametrize(
+    ("window", "commands", "size"),
+    [({"window_commands": 6}, 6, 6 * PAGE), ({"window_bytes": 8 * PAGE}, 8, 8 * PAGE)],
+)
+def test_the_drive_never_has_more_than_the_window(
+    window: dict[str, int], commands: int, size: int, rigs: Rigs
+) -> None:
+    """Over all queues, and though the CPU and a device may both submit."""
+    rig = rigs({"latency": 0.002}, queues=3, **window)
+    _, memory = rig.memory(seed=6)
+    target = rig.runtime.open("nvme://disk0/1")
+    rows = [request(tr.WRITE, memory, i * PAGE, target, i * PAGE, PAGE) for i in range(64)]
+    first = rig.submit(batch(*rows[:32]))
+    other = rig.runtime.submit(batch(*rows[32:])).handle
+    assert other is not None
+    for handle in (first, other):
+        assert (rig.runtime.wait(handle, 60).status == 0).all()
+    seen = rig.control.counters()
+    assert 1 < seen["most_commands"] <= commands
+    assert seen["most_bytes"] <= size
 
 
 def test_caps_and_query_say_what_it_is(rigs: Rigs) -> None:

@@ -152,6 +152,15 @@ Holder make_nvme(const py::kwargs& values) {
   settings.take("admin_timeout", config.admin_timeout);
   settings.take("retry_after", config.retry_after);
   settings.take("sgl", config.sgl);
+  settings.take("window_commands", config.window_commands);
+  settings.take<nvme::DeviceExecutor>("device_executor", config.device_executor,
+                                      {{"auto", nvme::DeviceExecutor::kAuto},
+                                       {"none", nvme::DeviceExecutor::kNone},
+                                       {"cpu", nvme::DeviceExecutor::kCpu},
+                                       {"cuda", nvme::DeviceExecutor::kCuda}});
+  settings.take("device", config.device);
+  settings.take("device_queues", config.device_queues);
+  settings.take("device_blocks", config.device_blocks);
   settings.take("max_in_flight", config.max_in_flight);
   settings.take("max_results", config.max_results);
   settings.take("roots", config.roots);
@@ -205,7 +214,8 @@ py::dict counters_of(const SoftControl& control) {
                   "flushes"_a = counters.flushes, "bytes"_a = counters.bytes, "aborts"_a = counters.aborts,
                   "queues_made"_a = counters.queues_made, "queues_deleted"_a = counters.queues_deleted,
                   "enables"_a = counters.enables, "shutdowns"_a = counters.shutdowns,
-                  "faults"_a = counters.faults);
+                  "faults"_a = counters.faults, "most_commands"_a = counters.most_commands,
+                  "most_bytes"_a = counters.most_bytes, "longest_copy"_a = counters.longest_copy);
 }
 
 }  // namespace

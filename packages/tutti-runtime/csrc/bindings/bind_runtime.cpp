@@ -20,7 +20,8 @@ void check_signals() {
 
 /// `requests` is a one-dimensional C-contiguous array of REQUEST_DTYPE: the Python side has checked it.
 py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::object& timeout,
-                 const py::object& after, const py::object& gate, std::optional<std::uint64_t> stream) {
+                 const py::object& after, const py::object& gate, std::optional<std::uint64_t> stream,
+                 bool on_device) {
   if (requests.ndim() != 1 || requests.itemsize() != static_cast<py::ssize_t>(sizeof(IoRequest)) ||
       !(requests.flags() & py::array::c_style) ||
       reinterpret_cast<std::uintptr_t>(requests.data()) % alignof(IoRequest) != 0) {
@@ -35,6 +36,7 @@ py::tuple submit(StorageRuntime& runtime, const py::array& requests, const py::o
   bool* const flags = accepted.mutable_data();
   SubmitOptions options = to_options(timeout, after, gate);
   options.stream = stream;
+  options.on_device = on_device;
   std::optional<std::uint64_t> handle;
   {
     py::gil_scoped_release release;
@@ -79,16 +81,16 @@ py::dict caps(StorageRuntime& runtime) {
   const StorageRuntime::Caps caps = runtime.caps();
   const bool stepped = !caps.path.stepped_down.empty();
   const py::object stepped_down = stepped ? py::object(py::str(caps.path.stepped_down)) : py::none();
-  return py::dict("data_path"_a = caps.path.name,
-                  "chosen_because"_a = stepped ? caps.path.stepped_down : caps.chosen_because,
-                  "stepped_down"_a = stepped_down, "direct"_a = caps.path.direct,
-                  "memory_alignment"_a = kMemoryAlignment, "offset_alignment"_a = kIoAlignment,
-                  "length_alignment"_a = kIoAlignment, "max_single_io_bytes"_a = kMaxSingleIoBytes,
-                  "max_batch_requests"_a = caps.max_in_flight, "max_in_flight"_a = caps.max_in_flight,
-                  "max_open_files"_a = caps.path.max_open_files, "max_results"_a = caps.max_results,
-                  "memory_kinds"_a = memory_kinds(caps.path), "device_execution"_a = false,
-                  "stream_ordered"_a = caps.path.stream_ordered, "features_used"_a = caps.path.features_used,
-                  "features_unused"_a = caps.path.features_unused);
+  return py::dict(
+      "data_path"_a = caps.path.name,
+      "chosen_because"_a = stepped ? caps.path.stepped_down : caps.chosen_because,
+      "stepped_down"_a = stepped_down, "direct"_a = caps.path.direct, "memory_alignment"_a = kMemoryAlignment,
+      "offset_alignment"_a = kIoAlignment, "length_alignment"_a = kIoAlignment,
+      "max_single_io_bytes"_a = kMaxSingleIoBytes, "max_batch_requests"_a = caps.max_in_flight,
+      "max_in_flight"_a = caps.max_in_flight, "max_open_files"_a = caps.path.max_open_files,
+      "max_results"_a = caps.max_results, "memory_kinds"_a = memory_kinds(caps.path),
+      "device_execution"_a = caps.path.device_execution, "stream_ordered"_a = caps.path.stream_ordered,
+      "features_used"_a = caps.path.features_used, "features_unused"_a = caps.path.features_unused);
 }
 
 py::dict stats(StorageRuntime& runtime) {
@@ -119,7 +121,7 @@ Class bind_runtime(py::module_& module) {
              r.close(handle);
            })
       .def("submit", &submit, "requests"_a, "timeout"_a = py::none(), "after"_a = py::none(),
-           "gate"_a = py::none(), "stream"_a = py::none())
+           "gate"_a = py::none(), "stream"_a = py::none(), "on_device"_a = false)
       .def("poll", [](StorageRuntime& r, const py::object& h) { return r.poll(to_handle(h)); })
       .def("wait", &wait, "handle"_a, "timeout"_a)
       .def("abandon", [](StorageRuntime& r, const py::object& h) { r.abandon(to_handle(h)); })

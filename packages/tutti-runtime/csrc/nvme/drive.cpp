@@ -15,6 +15,7 @@ namespace {
 
 // Completions come by the drive's own writes: a sleep costs latency, and no sleep costs a core.
 constexpr std::chrono::microseconds kLongestNap(100);
+constexpr std::chrono::milliseconds kTeamsWatch(10);
 // A controller that tells no MDTS can have a limit all the same: QEMU 7.2 ends a command of more than 1024
 // pages with Internal Error.
 constexpr std::uint64_t kMostCommandBytes = std::uint64_t{4} << 20;
@@ -32,7 +33,7 @@ Drive::Drive(std::unique_ptr<Transport> transport, const DriveSettings& settings
     : settings_(settings), notices_(std::move(notices)) {
   ControllerOptions options;
   options.admin_timeout = settings.admin_timeout;
-  options.max_queues = settings.queues;
+  options.max_queues = settings.queues + settings.team_queues;
   controller_ = std::make_unique<Controller>(std::move(transport), options);
   facts_.name = controller_->transport().name();
   facts_.identity = controller_->identity();
@@ -40,7 +41,9 @@ Drive::Drive(std::unique_ptr<Transport> transport, const DriveSettings& settings
   facts_.page_bytes = controller_->page_bytes();
   facts_.max_command_bytes = std::min(controller_->max_transfer_bytes(), kMostCommandBytes);
   facts_.transport = controller_->transport().caps();
-  facts_.queues = std::min(settings.queues, controller_->max_queues());
+  const std::uint32_t granted = controller_->max_queues();
+  const std::uint32_t for_teams = std::min(settings.team_queues, granted - 1);
+  facts_.queues = std::min(settings.queues, granted - for_teams);
   try {
     for (std::uint32_t i = 0; i < facts_.queues; ++i) {
       Lane lane;
@@ -49,6 +52,9 @@ Drive::Drive(std::unique_ptr<Transport> transport, const DriveSettings& settings
       max_in_flight_ += lane.queue->capacity();
       facts_.queue_entries = lane.queue->depth();
       lanes_.push_back(std::move(lane));
+    }
+    for (std::uint32_t i = 0; i < for_teams; ++i) {
+      team_queues_.push_back(controller_->make_queue_pair(settings.queue_entries, settings.team_memory));
     }
   } catch (...) {
     controller_->shutdown();  // before the queues' memory goes
@@ -136,14 +142,27 @@ void Drive::work() noexcept {
   }
 }
 
-/// False when it is time to stop. A drive with nothing to do costs nothing.
+void Drive::watch_teams(bool on) noexcept {
+  const std::lock_guard lock(mutex_);
+  teams_busy_.store(on, std::memory_order_relaxed);
+  if (on && asleep_) {
+    wake_.notify_one();
+  }
+}
+
+/// False when it is time to stop. A drive with nothing to do costs nothing, one that teams work on little.
 bool Drive::wait_for_work() {
   if (in_flight_ > 0 || current_ >= 0) {
     return true;
   }
+  const auto called = [this] { return stopping_ || !waiting_.empty(); };
   std::unique_lock lock(mutex_);
   asleep_ = true;
-  wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+  if (!called() && teams_busy_.load(std::memory_order_relaxed)) {
+    wake_.wait_for(lock, kTeamsWatch);
+  } else {
+    wake_.wait(lock, [&] { return called() || teams_busy_.load(std::memory_order_relaxed); });
+  }
   asleep_ = false;
   return !waiting_.empty() || !stopping_;
 }
@@ -196,15 +215,25 @@ bool Drive::begin_next() {
   return true;
 }
 
-Drive::Lane* Drive::lane_with_room() noexcept {
+/// One command always may be under way.
+bool Drive::window_is_full() const noexcept {
+  return in_flight_ > 0 && (bytes_in_flight_ >= settings_.window_bytes ||
+                            (settings_.window_commands != 0 && in_flight_ >= settings_.window_commands));
+}
+
+Drive::Lane* Drive::lane_with_room(const void* rather_not) noexcept {
+  Lane* last = nullptr;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[next_lane_];
     next_lane_ = next_lane_ + 1 == lanes_.size() ? 0 : next_lane_ + 1;
     if (lane.queue->has_room()) {
-      return &lane;
+      last = &lane;
+      if (last != rather_not) {
+        break;
+      }
     }
   }
-  return nullptr;
+  return last;
 }
 
 /// Sends the next command of the current operation. False when there is no room for it now.
@@ -212,8 +241,7 @@ bool Drive::issue_current() {
   const auto index = static_cast<std::uint32_t>(current_);
   Active& active = actives_[index];
   const IoOp& op = active.op.op;
-  Lane* const lane =
-      in_flight_ > 0 && bytes_in_flight_ >= settings_.window_bytes ? nullptr : lane_with_room();
+  Lane* const lane = window_is_full() ? nullptr : lane_with_room();
   if (lane == nullptr) {
     return false;
   }
@@ -257,6 +285,7 @@ void Drive::send(Lane& lane, const Flying& flying) {
   slot = flying;
   slot.issued = Clock::now();
   slot.overdue = false;
+  slot.lane = &lane;
   ++in_flight_;
   bytes_in_flight_ += flying.length;
 }
@@ -277,7 +306,7 @@ bool Drive::reap(Lane& lane) {
     bytes_in_flight_ -= flying.length;
     const std::uint16_t kind = kind_of_status(status);
     if (kind == kStatusAbortRequested || kind == kStatusAbortedSqDeletion) {
-      take_back(flying);
+      take_back(flying, false);
     } else {
       end_command(flying, to_errno(status));
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,8 +27,27 @@ struct DriveSettings {
   std::uint64_t window_bytes = std::uint64_t{64} << 20;  ///< under way at once; one command always may be
   Duration command_timeout{5.0};                         ///< after which a command is given up
   Duration admin_timeout{2.0};
-  Duration retry_after{1.0};  ///< until a drive that does not come back is tried again
-  bool sgl = true;            ///< use SGLs where the controller takes them
+  Duration retry_after{1.0};                   ///< until a drive that does not come back is tried again
+  bool sgl = true;                             ///< use SGLs where the controller takes them
+  std::uint32_t window_commands = 0;           ///< under way at once; 0: what the queues take
+  std::uint32_t team_queues = 0;               ///< queue pairs beside `queues` on which teams submit
+  MemoryKind team_memory = MemoryKind::kHost;  ///< of those
+};
+
+/// Who submits on the team queues of drives. The drives' own threads call it.
+class TeamLanes {
+ public:
+  /// Lets the teams of a drive give up what is under way and ring no doorbell until renew(); waits for that.
+  virtual void halt(std::uint32_t drive) noexcept = 0;
+  /// Whether a team has given up its queue.
+  [[nodiscard]] virtual bool is_lost(std::uint32_t drive, std::uint32_t queue) const noexcept = 0;
+  /// The controller has the pair anew.
+  virtual void renew(std::uint32_t drive, std::uint32_t queue, const QueuePair& pair) noexcept = 0;
+  /// The drive stays away. `safe`: it can reach no memory.
+  virtual void stays_away(std::uint32_t drive, bool safe) noexcept = 0;
+
+ protected:
+  ~TeamLanes() = default;
 };
 
 /// What a drive is: read from the device when it was brought up, the same after every reset.
@@ -65,6 +85,18 @@ class Drive {
   [[nodiscard]] Transport& transport() const noexcept { return controller_->transport(); }
   [[nodiscard]] std::uint32_t max_in_flight() const noexcept { return max_in_flight_; }
 
+  /// What teams submit on; `settings.team_queues` of them, or what the controller granted.
+  [[nodiscard]] const std::vector<std::unique_ptr<QueuePair>>& team_queues() const noexcept {
+    return team_queues_;
+  }
+  /// Before start(). `number` is what the drive is called to `teams`.
+  void serve_teams(TeamLanes& teams, std::uint32_t number) noexcept {
+    teams_ = &teams;
+    number_ = number;
+  }
+  /// Whether teams have commands under way: then their queues are watched.
+  void watch_teams(bool on) noexcept;
+
   /// Starts the thread. @throws SystemError
   void start(CompletionSink& sink);
   /// @throws std::bad_alloc, and has then taken none.
@@ -93,6 +125,7 @@ class Drive {
     TimePoint issued;
     std::uint32_t tries = 0;
     bool overdue = false;
+    const void* lane = nullptr;  ///< where it was sent
   };
   struct Lane {
     std::unique_ptr<QueuePair> queue;
@@ -111,16 +144,18 @@ class Drive {
   bool begin_next();
   bool issue_current();
   void send(Lane& lane, const Flying& flying);
-  [[nodiscard]] Lane* lane_with_room() noexcept;
+  [[nodiscard]] bool window_is_full() const noexcept;
+  [[nodiscard]] Lane* lane_with_room(const void* rather_not = nullptr) noexcept;
   bool reap();
   bool reap(Lane& lane);
-  void take_back(const Flying& flying);
+  void take_back(const Flying& flying, bool queue_is_gone);
   void end_command(const Flying& flying, std::int32_t error);
   void end_if_done(std::uint32_t index);
   void report();
 
   // Recovery (drive_recovery.cpp)
   void look_after(TimePoint now);
+  [[nodiscard]] bool mend_team_queues();
   void recover(Lane& lane);
   [[nodiscard]] bool abort_overdue(Lane& lane);
   [[nodiscard]] bool wait_for_overdue(Lane& lane);
@@ -148,8 +183,13 @@ class Drive {
   bool stopping_ = false;
   bool asleep_ = false;
 
+  TeamLanes* teams_ = nullptr;
+  std::uint32_t number_ = 0;
+  std::atomic<bool> teams_busy_{false};
+
   // The thread's own.
   std::vector<Lane> lanes_;
+  std::vector<std::unique_ptr<QueuePair>> team_queues_;
   std::size_t next_lane_ = 0;
   std::vector<Active> actives_;
   std::vector<std::uint32_t> free_actives_;

@@ -43,6 +43,10 @@ void Drive::look_after(TimePoint now) {
     reset_controller();
     return;
   }
+  if (!mend_team_queues()) {
+    reset_controller();
+    return;
+  }
   for (Lane& lane : lanes_) {
     bool overdue = false;
     for (std::uint32_t slot = 0; slot < lane.flying.size(); ++slot) {
@@ -57,6 +61,23 @@ void Drive::look_after(TimePoint now) {
       return;  // others are looked at in the next round: a reset may have changed everything
     }
   }
+}
+
+/// Makes anew what teams have given up. False when the controller does not let it.
+bool Drive::mend_team_queues() {
+  for (std::uint32_t i = 0; i < team_queues_.size(); ++i) {
+    if (teams_ == nullptr || !teams_->is_lost(number_, i)) {
+      continue;
+    }
+    try {
+      controller_->remake(*team_queues_[i]);
+    } catch (const Error&) {
+      return false;
+    }
+    say("team_queue", "a command of a device was not answered in time; its queue was made anew");
+    teams_->renew(number_, i, *team_queues_[i]);
+  }
+  return true;
 }
 
 void Drive::recover(Lane& lane) {
@@ -122,9 +143,14 @@ void Drive::remake(Lane& lane) {
   }
 }
 
-/// A command that the drive ended unfinished: it was too late, or went down with its queue or controller.
-void Drive::take_back(const Flying& flying) {
-  if (flying.overdue) {
+/// A command that the drive ended unfinished: it was too late, or went down with its queue or controller. A
+/// read that was too late is sent once more when its queue is gone, so that what may have been lost was the
+/// queue's fault; of a write nobody knows whether it happened, which its caller must hear.
+void Drive::take_back(const Flying& flying, bool queue_is_gone) {
+  const IoOp& op = actives_[flying.active].op.op;
+  const bool once_more =
+      queue_is_gone && op.direction == Direction::kRead && flying.tries == 0 && Clock::now() < op.deadline;
+  if (flying.overdue && !once_more) {
     end_command(flying, ETIMEDOUT);
   } else if (flying.tries + 1 >= kMostTries) {
     end_command(flying, EIO);
@@ -140,16 +166,17 @@ void Drive::settle(Lane& lane) {
     if (lane.queue->command_ids().in_use[slot] != 0) {
       --in_flight_;
       bytes_in_flight_ -= lane.flying[slot].length;
-      take_back(lane.flying[slot]);
+      take_back(lane.flying[slot], true);
     }
   }
   lane.queue->clear();
 }
 
-/// They came from these queues, so there is room for them.
+/// They came from these queues, so there is room for them; what was too late goes to another, if there is
+/// one.
 void Drive::send_again() {
   for (const Flying& flying : again_) {
-    send(*lane_with_room(), flying);
+    send(*lane_with_room(flying.overdue ? flying.lane : nullptr), flying);
   }
   again_.clear();
   for (Lane& lane : lanes_) {
@@ -166,6 +193,9 @@ void Drive::give_up_again(int error) {
 
 void Drive::reset_controller() {
   const State before = state_;
+  if (teams_ != nullptr) {
+    teams_->halt(number_);
+  }
   try {
     controller_->reset();
     bring_up();
@@ -188,6 +218,13 @@ void Drive::bring_up() {
   for (Lane& lane : lanes_) {
     controller_->create(*lane.queue);
   }
+  for (std::uint32_t i = 0; i < team_queues_.size(); ++i) {
+    team_queues_[i]->clear();
+    controller_->create(*team_queues_[i]);
+    if (teams_ != nullptr) {
+      teams_->renew(number_, i, *team_queues_[i]);
+    }
+  }
   state_ = State::kUp;
   send_again();
 }
@@ -199,6 +236,9 @@ void Drive::cut_off(int error) {
   const bool safe = is_gone || controller_->transport().set_bus_master(false);
   state_ = safe ? State::kDown : State::kStranded;
   down_error_ = is_gone ? ENODEV : (error == ETIMEDOUT ? EIO : error);
+  if (teams_ != nullptr) {
+    teams_->stays_away(number_, safe);
+  }
   if (!safe) {
     return;
   }

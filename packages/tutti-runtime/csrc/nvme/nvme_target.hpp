@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,12 +33,16 @@ class NvmeTarget final : public Target {
   [[nodiscard]] std::uint32_t drive() const noexcept { return facts_.drive; }
   [[nodiscard]] std::uint32_t nsid() const noexcept { return nsid_; }
   [[nodiscard]] const ShardPlace& place() const noexcept { return place_; }
+  /// Its number in the tables of a device that submits, as long as the target lives; null: it is in none.
+  void lease(std::shared_ptr<const std::uint32_t> slot) noexcept { lease_ = std::move(slot); }
+  [[nodiscard]] const std::uint32_t* leased() const noexcept { return lease_.get(); }
 
  private:
   const std::uint32_t nsid_;
   const std::vector<BlockExtent> extents_;
   const Facts facts_;
   ShardPlace place_;
+  std::shared_ptr<const std::uint32_t> lease_;
 };
 
 }  // namespace tutti::runtime::nvme

@@ -33,6 +33,7 @@ class StorageRuntime:
         after: tuple[int, int, int] | Dependency | None = None,
         gate: tuple[int, int, int] | Gate | None = None,
         stream: int | None = None,
+        on_device: bool = False,
     ) -> tuple[int | None, NDArray[np.bool_], NDArray[np.int32]]: ...
     def poll(self, handle: int, /) -> bool: ...
     def wait(

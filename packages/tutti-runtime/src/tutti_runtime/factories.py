@@ -101,10 +101,15 @@ def make_nvme_runtime(
     queues: int = 1,
     queue_entries: int = 256,
     window_bytes: int = 64 << 20,
+    window_commands: int = 0,
     command_timeout: float = 5.0,
     admin_timeout: float = 2.0,
     retry_after: float = 1.0,
     sgl: bool = True,
+    device_executor: str = "auto",
+    device: int = 0,
+    device_queues: int = 2,
+    device_blocks: int = 4,
     max_in_flight: int = 4096,
     max_results: int = 1 << 20,
     write_policy: WritePolicy | None = None,
@@ -131,12 +136,20 @@ def make_nvme_runtime(
             bytes from the namespace's first block}``; who says so vouches for it.
         queues, queue_entries: I/O queue pairs of each controller and entries of each; what the controller
             grants and takes may be less.
-        window_bytes: bytes of commands under way on one controller at once.
+        window_bytes, window_commands: bytes and number of commands under way on one controller at once (0
+            commands: what the queues take). Where a device submits, half of it is the device's.
         command_timeout: seconds after which a command is given up: aborted, its queue made anew, at last the
-            controller reset. Its item fails with ``ETIMEDOUT``; others are sent again.
+            controller reset. Its item fails with ``ETIMEDOUT``; a read whose queue was made anew is sent once
+            more before that, within the item's deadline. Others are sent again.
         admin_timeout: seconds of an admin command.
         retry_after: seconds until a controller that did not come back is tried again.
         sgl: use scatter gather lists where a controller takes them, else PRP lists.
+        device_executor: who carries out ``submit(execution="device")``. ``"cuda"``: a kernel on CUDA device
+            ``device``, in at most ``device_blocks`` thread blocks. ``"cpu"``: the same code in threads, to
+            test without a GPU what a device does. ``"auto"``: ``"cuda"`` where there is a device, this build
+            has the kernel, and every controller can be driven from it, else ``"none"``, and
+            ``caps()["features_unused"]["device_execution"]`` says why. Teams of 32 lanes work on
+            ``device_queues`` queue pairs of each controller beside ``queues``.
         max_in_flight, max_results, write_policy: as in :func:`make_file_runtime`.
         roots, unit: of ``striped://`` targets whose URI names none; a root is a folder or ``nvme://name/nsid``.
 
@@ -147,10 +160,15 @@ def make_nvme_runtime(
         "queues": queues,
         "queue_entries": queue_entries,
         "window_bytes": window_bytes,
+        "window_commands": window_commands,
         "command_timeout": command_timeout,
         "admin_timeout": admin_timeout,
         "retry_after": retry_after,
         "sgl": sgl,
+        "device_executor": device_executor,
+        "device": device,
+        "device_queues": device_queues,
+        "device_blocks": device_blocks,
         "max_in_flight": max_in_flight,
         "max_results": max_results,
         "write_policy": write_policy,

@@ -2,7 +2,7 @@
 """NVMe commands of whole layers, submitted by teams of lanes: warps of a CUDA kernel, or threads.
 
 What a layer moves is prepared once; submitting it again costs the host one descriptor, however many slices it
-has. The kernel has not run on a GPU yet: ``execution="cuda"`` is not tested on hardware.
+has.
 
     layers = NvmeLayers(controllers=[{"transport": "vfio", "bdf": "0000:01:00.0"}])
     window = layers.add_window(address, nbytes)

@@ -19,12 +19,18 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "queues": (1, 64),
     "queue_entries": (2, 4096),
     "window_bytes": (4096, _HUGE),
+    "window_commands": (0, 1 << 20),
+    "device": (0, 1023),
+    "device_queues": (1, 64),
+    "device_blocks": (1, 8),
     "max_in_flight": (1, 1 << 20),
     "max_results": (1, 1 << 24),
 }
 _SECONDS = {"command_timeout": False, "admin_timeout": False, "retry_after": True}  # whether 0 is allowed
 
-NVME_KEYS = ("controllers", *_NUMBERS, *_SECONDS, "sgl", "write_policy", "roots", "unit")
+_EXECUTORS = ("auto", "none", "cpu", "cuda")
+
+NVME_KEYS = ("controllers", *_NUMBERS, *_SECONDS, "sgl", "device_executor", "write_policy", "roots", "unit")
 
 _LAYERS: dict[str, tuple[int, int] | type] = {
     "queues": (1, 64),
@@ -177,6 +183,8 @@ def check_nvme_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{key}={value!r} must be seconds up to 3600")
         elif key == "sgl":
             native[key] = _check_value(key, value, bool)
+        elif key == "device_executor":
+            native[key] = config.check_choice(key, value, _EXECUTORS)
         elif key == "unit":
             native[key] = config.check_unit(value)
         elif key == "roots":

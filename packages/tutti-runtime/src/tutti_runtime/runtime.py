@@ -231,7 +231,10 @@ class Runtime:
         behind what is on it and before what comes, where ``caps()["stream_ordered"]``. It cannot be taken
         back and is not paced; give no ``after``. That the stream has passed it means *finished*, not
         *succeeded*: the results say that. A flush is rejected (ENOTSUP).
-        ``execution``: "host".
+        ``execution``: "host", or "device" where the runtime was made with a device that submits (see
+        ``device_executor`` of :func:`make_nvme_runtime`; ``ValueError`` elsewhere). Nothing else differs:
+        what is accepted, statuses, deadlines. Flushes, and what the device does not get through, are the
+        host's; a device that fails is given up for good, which ``caps()["stepped_down"]`` tells.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` for another shape or a bad option, and
         ``InvalidHandleError`` for a word in memory that is not registered. Nothing was started then, and a
@@ -242,11 +245,12 @@ class Runtime:
             raise TypeError(f"requests must be a NumPy array of tutti_runtime.REQUEST_DTYPE, not {found}")
         if requests.ndim != 1:
             raise ValueError(f"requests must have one dimension, not shape {requests.shape}")
-        if execution != "host":
-            self._refuse_execution(execution)
+        if execution not in ("host", "device"):
+            raise ValueError(f"execution={execution!r} must be 'host' or 'device'")
+        on_device = execution == "device"
         if not (requests.flags.c_contiguous and requests.flags.aligned):
             requests = np.require(requests, requirements=["C", "A"])
-        if timeout is None and after is None and gate is None and stream is None:
+        if timeout is None and after is None and gate is None and stream is None and not on_device:
             return SubmitResult(*self._core.submit(requests))
         return SubmitResult(
             *self._core.submit(
@@ -255,15 +259,8 @@ class Runtime:
                 ordering.native_after(after),
                 ordering.native_gate(gate),
                 None if stream is None else ordering.native_stream(stream),
+                on_device,
             )
-        )
-
-    def _refuse_execution(self, execution: object) -> None:
-        if execution != "device":
-            raise ValueError(f"execution={execution!r} must be 'host' or 'device'")
-        raise ValueError(
-            f"execution='device' is not supported by the data path {self.caps()['data_path']!r}: "
-            "caps()['device_execution'] is False; use 'host'"
         )
 
     def poll(self, handle: int) -> bool:

@@ -10,6 +10,7 @@
 
 #include "../drive_window.hpp"
 #include "engine_drive.hpp"
+#include "lanes.hpp"
 #include "tutti/runtime/detail/checks.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/nvme/backoff.hpp"
@@ -44,16 +45,6 @@ void check(const LayerEngineSettings& settings, std::size_t controllers) {
 }
 
 std::uint64_t to_ns(Duration seconds) { return static_cast<std::uint64_t>(seconds.count() * 1e9); }
-
-template <typename T>
-T* shared_array(TeamHost& teams, std::size_t count) {
-  return reinterpret_cast<T*>(teams.shared(std::max<std::size_t>(count, 1) * sizeof(T)));
-}
-
-template <typename T>
-T* local_array(TeamHost& teams, std::size_t count) {
-  return reinterpret_cast<T*>(teams.local(std::max<std::size_t>(count, 1) * sizeof(T)));
-}
 
 }  // namespace
 
@@ -123,25 +114,12 @@ void LayerEngine::make_lanes() {
     QueuePair& pair = *queues_[i].pair;
     const Drive& drive = drives_[queues_[i].drive];
     IssueLane& lane = *new (lanes_ + i) IssueLane;
-    lane.sq = pair.submission_ring();
-    lane.cq = pair.completion_ring();
-    lane.ids = pair.command_ids();
-    lane.ids.ids = local_array<std::uint16_t>(*teams_, lane.ids.capacity);
-    lane.ids.free_slots = local_array<std::uint16_t>(*teams_, lane.ids.capacity);
-    lane.ids.in_use = local_array<std::uint8_t>(*teams_, lane.ids.capacity);
-    lane.flights = local_array<Flight>(*teams_, lane.ids.capacity);
-    lane.sq_doorbell = pair.sq_doorbell();
-    lane.cq_doorbell = pair.cq_doorbell();
-    lane.queue_id = pair.id();
-    lane.control = &controls_[i].error;
+    set_up_lane(*teams_, pair, controls_[i],
+                {settings_.window_commands, settings_.window_bytes, drive.queues}, lane);
     lane.drive = queues_[i].drive;
     lane.index = i - drive.first_lane;
     lane.count = drive.queues;
     lane.tables = {drive.places, drive.nsids, drive.windows};
-    const std::uint32_t share = settings_.window_commands / drive.queues;
-    lane.max_commands =
-        settings_.window_commands == 0 ? lane.ids.capacity : std::clamp(share, 1U, lane.ids.capacity);
-    lane.max_bytes = std::max<std::uint64_t>(settings_.window_bytes / drive.queues, 1);
   }
 }
 
@@ -164,9 +142,9 @@ std::uint32_t LayerEngine::add_window(std::byte* address, std::uint64_t size, Me
   for (std::size_t i = 0; i < drives_.size(); ++i) {
     DataWindow view = made[i]->view();
     auto* const runs = local_array<IovaRun>(*teams_, view.map.count);
-    teams_->upload(reinterpret_cast<std::byte*>(runs), view.map.runs, view.map.count * sizeof(IovaRun));
+    upload(*teams_, runs, view.map.runs, view.map.count);
     view.map.runs = runs;
-    teams_->upload(reinterpret_cast<std::byte*>(drives_[i].windows + number), &view, sizeof view);
+    upload(*teams_, drives_[i].windows + number, &view, 1);
     drives_[i].kept.push_back(std::move(made[i]));
   }
   window_sizes_.push_back(size);
@@ -190,15 +168,15 @@ std::uint32_t LayerEngine::add_place(std::uint32_t drive, std::uint32_t nsid,
     throw InvalidArgument("there are max_places=" + std::to_string(number) + " places on the drive already");
   }
   auto* const copy = local_array<BlockExtent>(*teams_, extents.size());
-  teams_->upload(reinterpret_cast<std::byte*>(copy), extents.data(), extents.size_bytes());
+  upload(*teams_, copy, extents.data(), extents.size());
   ShardPlace place;
   place.extents = {copy, static_cast<std::uint32_t>(extents.size())};
   place.block_shift = space->block_shift;
   place.max_bytes = std::min(home.controller->max_transfer_bytes(),
                              std::uint64_t{kMaxBlocksPerCommand} << space->block_shift);
   place.boundary_blocks = space->boundary_blocks;
-  teams_->upload(reinterpret_cast<std::byte*>(home.places + number), &place, sizeof place);
-  teams_->upload(reinterpret_cast<std::byte*>(home.nsids + number), &nsid, sizeof nsid);
+  upload(*teams_, home.places + number, &place, 1);
+  upload(*teams_, home.nsids + number, &nsid, 1);
   home.place_shifts.push_back(space->block_shift);
   return number;
 }
@@ -246,8 +224,8 @@ std::uint32_t LayerEngine::add_layer(IoOpcode opcode, std::span<const LayerSlice
   layer.host_status = shared_array<std::int32_t>(*teams_, items.size());
   auto* const own_items = local_array<LayerItem>(*teams_, items.size());
   auto* const own_ranges = local_array<LayerRange>(*teams_, ranges.size());
-  teams_->upload(reinterpret_cast<std::byte*>(own_items), items.data(), items.size() * sizeof(LayerItem));
-  teams_->upload(reinterpret_cast<std::byte*>(own_ranges), ranges.data(), ranges.size() * sizeof(LayerRange));
+  upload(*teams_, own_items, items.data(), items.size());
+  upload(*teams_, own_ranges, ranges.data(), ranges.size());
   layer.form.items = own_items;
   layer.form.ranges = own_ranges;
   layer.form.progress = local_array<ItemProgress>(*teams_, items.size());

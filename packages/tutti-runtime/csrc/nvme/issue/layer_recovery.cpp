@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine_drive.hpp"
+#include "lanes.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/nvme/core/ordered.hpp"
 #include "tutti/runtime/nvme/layer_engine.hpp"
@@ -87,12 +88,7 @@ bool LayerEngine::remake_lost(std::uint32_t number) {
 
 /// The controller has new queues for this lane.
 void LayerEngine::renew(std::uint32_t number) {
-  IssueLane& lane = lanes_[number];
-  lane.sq_doorbell = queues_[number].pair->sq_doorbell();
-  lane.cq_doorbell = queues_[number].pair->cq_doorbell();
-  store_relaxed(&controls_[number].error, 0U);
-  lane.lost = 0;
-  lane.clear = LaneClear::kAgain;
+  renew_lane(*queues_[number].pair, controls_[number], lanes_[number]);
 }
 
 /// Nothing of it may touch memory once its layer is reported. It is tried again by a later submit.

@@ -146,6 +146,7 @@ void Device::drop_queues() {
   sqs_.clear();
   cqs_.clear();
   pending_.clear();
+  pending_bytes_ = 0;
 }
 
 void Device::fatal(const std::string& why) {
@@ -261,10 +262,11 @@ void Device::fetch(std::uint16_t id, SubmissionQueue& queue) {
                 ? std::uint64_t{blocks_of(command)} * namespaces_[command.nsid - 1]->lba_bytes()
                 : 0;
   }
-  begin(pending, bytes);
+  pending.bytes = bytes;
+  begin(pending);
 }
 
-void Device::begin(Pending& pending, std::uint64_t bytes) {
+void Device::begin(Pending& pending) {
   double delay = pending.queue != 0 ? settings_.latency : 0;
   if (pending.rule) {
     switch (pending.rule->fault) {
@@ -295,17 +297,29 @@ void Device::begin(Pending& pending, std::uint64_t bytes) {
         break;
     }
   }
-  const bool modelled = settings_.bandwidth > 0 && bytes > 0;
+  const bool modelled = settings_.bandwidth > 0 && pending.bytes > 0;
   if (delay <= 0 && !modelled) {
     finish(pending);
     return;
   }
   TimePoint due = Clock::now();
   if (modelled) {
-    link_free_ = std::max(link_free_, due) + seconds(static_cast<double>(bytes) / settings_.bandwidth);
+    link_free_ =
+        std::max(link_free_, due) + seconds(static_cast<double>(pending.bytes) / settings_.bandwidth);
     due = link_free_;
   }
-  pending_.emplace(due + seconds(delay), pending);
+  keep(due + seconds(delay), pending);
+}
+
+void Device::keep(TimePoint due, const Pending& pending) {
+  pending_.emplace(due, pending);
+  pending_bytes_ += pending.bytes;
+  if (pending.queue != 0) {
+    control_.count([this](SoftCounters& counters) {
+      counters.most_commands = std::max<std::uint64_t>(counters.most_commands, pending_.size());
+      counters.most_bytes = std::max(counters.most_bytes, pending_bytes_);
+    });
+  }
 }
 
 bool Device::run_due() {
@@ -315,6 +329,7 @@ bool Device::run_due() {
   const TimePoint now = Clock::now();
   while (!pending_.empty() && pending_.begin()->first <= now && !failed_) {
     const Pending pending = pending_.extract(pending_.begin()).mapped();
+    pending_bytes_ -= pending.bytes;
     finish(pending);
   }
   return true;
@@ -346,7 +361,8 @@ void Device::finish(const Pending& pending) {
   if (pending.rule && pending.rule->fault == SoftFault::kDuplicateCompletion) {
     Pending again = pending;
     again.only_notice = true;
-    pending_.emplace(Clock::now() + seconds(pending.rule->delay), again);
+    again.bytes = 0;
+    keep(Clock::now() + seconds(pending.rule->delay), again);
   }
   post(id, pending.command.cid, outcome, pending.rule);
   let_go_of_held(id);

@@ -43,6 +43,7 @@ struct Pending {
   std::optional<SoftRule> rule;
   std::uint32_t others = 0;  ///< kReorder: completions of the queue to let go first
   std::uint16_t queue = 0;
+  std::uint64_t bytes = 0;
   bool only_notice = false;  ///< kDuplicateCompletion: the second one; nothing runs
 };
 
@@ -99,12 +100,13 @@ class Device {
   bool look_at_queue(std::uint16_t id, SubmissionQueue& queue);
   bool take_doorbell(std::uint16_t id, SubmissionQueue& queue);
   void fetch(std::uint16_t id, SubmissionQueue& queue);
-  void begin(Pending& pending, std::uint64_t bytes);
+  void begin(Pending& pending);
   void finish(const Pending& pending);
   void post(std::uint16_t queue_id, std::uint16_t cid, Outcome outcome, const std::optional<SoftRule>& rule);
   void put(CompletionQueue& queue, std::uint16_t cq_id, const Completion& entry, bool wrong_phase);
   static void write(CompletionQueue& queue, const Completion& entry, bool wrong_phase) noexcept;
   [[nodiscard]] std::uint32_t room(CompletionQueue& queue, std::uint16_t cq_id);
+  void keep(TimePoint due, const Pending& pending);
   bool run_due();
   void let_go_of_held(std::uint16_t id);
 
@@ -141,6 +143,7 @@ class Device {
   std::map<std::uint16_t, SubmissionQueue> sqs_;
   std::map<std::uint16_t, SoftGuard> guards_;
   std::multimap<TimePoint, Pending> pending_;
+  std::uint64_t pending_bytes_ = 0;
   TimePoint link_free_;  ///< when the modelled bandwidth has room again
 };
 

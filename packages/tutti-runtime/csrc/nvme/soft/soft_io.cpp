@@ -101,6 +101,9 @@ Outcome Device::move(const Command& command, Storage& storage) {
   control_.count([&](SoftCounters& counters) {
     ++(read ? counters.reads : counters.writes);
     counters.bytes += bytes;
+    if (data_.on_device) {
+      counters.longest_copy = std::max(counters.longest_copy, storage.last_copy().count());
+    }
   });
   return {};
 }

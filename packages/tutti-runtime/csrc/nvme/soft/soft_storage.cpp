@@ -155,6 +155,7 @@ bool Storage::bounce(std::uint64_t place, std::span<std::byte> piece, bool read)
 }
 
 bool Storage::move_on_device(std::uint64_t place, const DataPieces& data, bool read) noexcept {
+  const TimePoint begin = Clock::now();
   try {
     const shim::ScopedContext current(stream_->context());
     for (const std::span<std::byte> piece : data.pieces) {
@@ -163,7 +164,9 @@ bool Storage::move_on_device(std::uint64_t place, const DataPieces& data, bool r
       }
       place += piece.size();
     }
-    return stream_->wait() == 0;
+    const bool good = stream_->wait() == 0;
+    last_copy_ = Clock::now() - begin;
+    return good;
   } catch (const std::exception&) {
     return false;
   }

@@ -10,6 +10,7 @@
 #include "soft_data.hpp"
 #include "tutti/runtime/detail/cuda_memory.hpp"
 #include "tutti/runtime/nvme/soft.hpp"
+#include "tutti/runtime/ordering.hpp"
 #include "tutti/runtime/shim/cuda_launch.hpp"
 
 namespace tutti::runtime::nvme::soft {
@@ -32,6 +33,8 @@ class Storage {
   [[nodiscard]] bool read(std::uint64_t place, const DataPieces& data) noexcept;
   [[nodiscard]] bool write(std::uint64_t place, const DataPieces& data) noexcept;
   [[nodiscard]] bool flush() noexcept;
+  /// Of the last read() or write() that a CUDA device took part in.
+  [[nodiscard]] Duration last_copy() const noexcept { return last_copy_; }
 
   /// Copies to and from the device once, on the thread that will. A driver makes what copies need when they
   /// are first used, and may wait for the device then: for a kernel that waits for this drive.
@@ -54,7 +57,8 @@ class Storage {
   std::uint64_t bytes_ = 0;
   std::unique_ptr<shim::WorkStream> stream_;  ///< with a device
   std::unique_ptr<detail::HostPin> pin_;      ///< of the memory or `bounce_`: no copy needs another stop
-  std::vector<std::byte> bounce_;             ///< pinned, between an image and a device
+  Duration last_copy_{0};
+  std::vector<std::byte> bounce_;  ///< pinned, between an image and a device
 };
 
 }  // namespace tutti::runtime::nvme::soft

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tutti/runtime/io.hpp"
+#include "tutti/runtime/ordering.hpp"
 #include "tutti/runtime/target_uri.hpp"
 #include "tutti/runtime/write_policy.hpp"
 
@@ -103,9 +104,11 @@ struct IoOp {
   std::uint64_t length = 0;
   void* batch = nullptr;  ///< the runtime's own; data paths hand it back untouched
   std::uint32_t item = 0;
-  bool part = false;             ///< a piece that StripedPath made; `batch` is then its own
-  bool on_stream = false;        ///< runs in the order of `stream`, not of the runtime
-  std::uint64_t stream = 0;      ///< a CUstream as a number
+  bool part = false;         ///< a piece that StripedPath made; `batch` is then its own
+  bool on_device = false;    ///< whoever can, lets a device submit it
+  bool on_stream = false;    ///< runs in the order of `stream`, not of the runtime
+  std::uint64_t stream = 0;  ///< a CUstream as a number
+  TimePoint deadline = TimePoint::max();
   std::uint32_t attempts = 0;    ///< retries without progress
   bool buffered_retry = false;   ///< O_DIRECT was refused once for this operation
   std::int32_t upper_error = 0;  ///< with which a better data path failed before this one was asked
@@ -134,6 +137,7 @@ struct DataPathCaps {
   std::string stepped_down;                            ///< why a better data path was given up, or empty
   bool device_memory = false;                          ///< takes MemoryKind::kDevice
   bool stream_ordered = false;                         ///< takes operations with `on_stream`
+  bool device_execution = false;                       ///< heeds `on_device`
 };
 
 /// How many operations a data path works on at once. More may be given to it; they only wait.

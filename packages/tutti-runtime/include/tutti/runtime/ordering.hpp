@@ -92,6 +92,7 @@ struct SubmitOptions {
   std::optional<MemoryWord> after_word;  ///< read by the rule of HostWordDependency
   std::optional<MemoryWord> gate_word;   ///< receives `value`; the word behind it (offset + 8) the status
   std::optional<std::uint64_t> stream;   ///< a CUstream as a number, whose order the batch keeps
+  bool on_device = false;                ///< a device submits what it can
 };
 
 }  // namespace tutti::runtime

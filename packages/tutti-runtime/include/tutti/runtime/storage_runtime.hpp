@@ -186,6 +186,7 @@ class StorageRuntime final : private CompletionSink {
   const Options options_;
   std::unique_ptr<DataPath> path_;
   const bool stream_ordered_;
+  const bool device_execution_;  ///< at the start; what is given up later goes on without
   int event_fd_ = -1;
 
   mutable std::mutex mutex_;         ///< guards everything below

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tutti_runtime import _core, config, nvme_settings
+from tutti_runtime.requests import SubmitResult
 from tutti_runtime.runtime import Runtime
 from tutti_runtime.testing.plans import FaultPlan
 
@@ -63,22 +67,30 @@ class FaultRuntime(Runtime):
     ``with`` block heals the device first.
     """
 
-    def __init__(self, core: _core.StorageRuntime, faults: Faults) -> None:
+    def __init__(self, core: _core.StorageRuntime, faults: Faults, execution: str = "host") -> None:
         super().__init__(core)
         self.faults = faults
+        self._execution = execution
+
+    def submit(self, requests: NDArray[np.void], **options: Any) -> SubmitResult:
+        """Start a batch; ``execution`` is that of the runtime where none is given."""
+        return super().submit(requests, **{"execution": self._execution, **options})
 
     def __exit__(self, *error: Any) -> None:
         self.faults.heal()
         super().__exit__(*error)
 
 
-def make_fault_runtime(base: str = _MEMORY, plan: FaultPlan | None = None, **settings: Any) -> FaultRuntime:
+def make_fault_runtime(
+    base: str = _MEMORY, plan: FaultPlan | None = None, *, execution: str = "host", **settings: Any
+) -> FaultRuntime:
     """Make a runtime of the data path ``base`` in front of which ``plan`` stands.
 
     ``base`` is ``"memory"``, ``"nvme"`` or a ``data_path`` of :func:`tutti_runtime.make_file_runtime`; with
     ``"auto"`` the better data path gets the plan and the one it steps down to does not. ``settings`` are
     those of the function that makes such a runtime without faults: ``make_memory_runtime``,
     ``make_nvme_runtime``, ``make_file_runtime``, or ``make_striped_runtime`` where ``roots`` are among them.
+    ``execution``: of submits that name none.
 
     Raises what these functions raise, and ``ValueError`` for a plan with numbers that make no sense.
     """
@@ -87,17 +99,17 @@ def make_fault_runtime(base: str = _MEMORY, plan: FaultPlan | None = None, **set
         config.check_keys(settings, config.MEMORY_KEYS)
         room = config.check_int("max_in_flight", settings.get("max_in_flight", 4096))
         control = _core.FaultControl(plan.native())
-        return FaultRuntime(_core.make_memory(room, control), Faults(control, plan))
+        return FaultRuntime(_core.make_memory(room, control), Faults(control, plan), execution)
     if base == _NVME:
         config.check_keys(settings, nvme_settings.NVME_KEYS)
         checked = nvme_settings.check_nvme_settings(settings)
         control = _core.FaultControl(plan.native())
-        return FaultRuntime(_core.make_nvme(**checked, fault=control), Faults(control, plan))
+        return FaultRuntime(_core.make_nvme(**checked, fault=control), Faults(control, plan), execution)
     if base not in config.DATA_PATHS:
         config.check_choice("base", base, (_MEMORY, *config.DATA_PATHS, _NVME))
     native = _file_settings({"data_path": base, **settings})
     control = _core.FaultControl(plan.native())
-    return FaultRuntime(_core.make_file(**native, fault=control), Faults(control, plan))
+    return FaultRuntime(_core.make_file(**native, fault=control), Faults(control, plan), execution)
 
 
 def _file_settings(settings: dict[str, Any]) -> dict[str, Any]:

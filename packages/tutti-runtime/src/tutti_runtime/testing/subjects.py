@@ -127,6 +127,7 @@ _DRIVES: dict[str, Any] = {
     ],
     "queue_entries": 32,
 }
+_BY_DEVICE = {**_DRIVES, "device_executor": "cpu", "execution": "device"}
 _PLACE = 64 << 20  # of a namespace, for each target; its blocks take memory only once they are written
 
 
@@ -159,6 +160,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], TargetMaker]] = {
     "uring-raw": ("uring", {"direct": "off"}, _raw_target),
     "nvme": ("nvme", _DRIVES, _nvme_target),
     "nvme-striped": ("nvme", _DRIVES, _nvme_striped_target),
+    "nvme-device": ("nvme", _BY_DEVICE, _nvme_target),
+    "nvme-device-striped": ("nvme", _BY_DEVICE, _nvme_striped_target),
 }
 """Name -> data path, its settings, and what makes targets."""
 

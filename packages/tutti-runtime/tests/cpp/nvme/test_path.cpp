@@ -34,6 +34,15 @@ constexpr std::uint64_t kArea = 256 * 1024;  // of one thread
 constexpr int kThreads = 3;
 constexpr int kDrives = 2;
 
+/// Whether teams of threads submit, in a device's place.
+bool by_device = false;
+
+SubmitOptions options_of_all() {
+  SubmitOptions options;
+  options.on_device = by_device;
+  return options;
+}
+
 struct Rig {
   explicit Rig(const SoftSettings& base, double command_timeout = 5, bool no_switch = false);
 
@@ -96,6 +105,7 @@ Rig::Rig(const SoftSettings& base, double command_timeout, bool no_switch) {
   }
   config.queues = 2;
   config.queue_entries = 8;
+  config.device_executor = by_device ? nvme::DeviceExecutor::kCpu : nvme::DeviceExecutor::kNone;
   config.command_timeout = command_timeout;
   config.admin_timeout = command_timeout < 0.1 ? 0.5 : 2;  // the tests of drives that stay silent wait for it
   config.retry_after = 0.01;
@@ -113,7 +123,7 @@ std::vector<IoRequest> requests(Direction direction, std::uint64_t memory, std::
 
 Completion run(StorageRuntime& runtime, const std::vector<IoRequest>& batch) {
   std::vector<std::int32_t> errors(batch.size());
-  const auto handle = runtime.submit(batch, errors);
+  const auto handle = runtime.submit(batch, errors, options_of_all());
   CHECK(handle);
   auto done = runtime.wait(*handle, Duration(60));
   CHECK(done && done->status.size() == batch.size());
@@ -211,7 +221,7 @@ void canceled_and_late_items_end() {
   const std::uint64_t target = rig.runtime->open("nvme://disk0/1", true);
   const std::vector<IoRequest> batch = requests(Direction::kRead, window, target);
   std::vector<std::int32_t> errors(batch.size());
-  SubmitOptions options;
+  SubmitOptions options = options_of_all();
   options.deadline = Clock::now() + std::chrono::milliseconds(200);
   const auto handle = rig.runtime->submit(batch, errors, options);
   const auto done = rig.runtime->wait(*handle, Duration(60));
@@ -222,7 +232,7 @@ void canceled_and_late_items_end() {
   CHECK_THROWS(Busy, rig.runtime->unregister_memory(window));
   const auto late = rig.runtime->wait(*done->late_handle, Duration(60));
   CHECK(late && late->status.size() <= 14);  // two queues of eight entries
-  const auto again = rig.runtime->submit(batch, errors);
+  const auto again = rig.runtime->submit(batch, errors, options_of_all());
   rig.runtime->cancel(*again);
   const auto canceled = rig.runtime->wait(*again, Duration(60));
   std::set<std::int32_t> seen(canceled->status.begin(), canceled->status.end());
@@ -245,7 +255,7 @@ void memory_stays_while_a_device_may_reach_it() {
   rig.controls[0]->add(rule);
   const std::vector<IoRequest> batch = requests(Direction::kRead, window, target);
   std::vector<std::int32_t> errors(batch.size());
-  SubmitOptions options;
+  SubmitOptions options = options_of_all();
   options.deadline = Clock::now() + std::chrono::milliseconds(100);
   const auto handle = rig.runtime->submit(batch, errors, options);
   const auto done = rig.runtime->wait(*handle, Duration(60));
@@ -273,9 +283,12 @@ void a_runtime_ends_while_a_drive_is_away() {
 }  // namespace
 
 int main() {
-  bytes_arrive_whatever_the_drive_is_like();
-  faults_cost_only_what_they_hit();
-  canceled_and_late_items_end();
-  memory_stays_while_a_device_may_reach_it();
-  a_runtime_ends_while_a_drive_is_away();
+  for (const bool device : {false, true}) {
+    by_device = device;
+    bytes_arrive_whatever_the_drive_is_like();
+    faults_cost_only_what_they_hit();
+    canceled_and_late_items_end();
+    memory_stays_while_a_device_may_reach_it();
+    a_runtime_ends_while_a_drive_is_away();
+  }
 }

@@ -33,6 +33,14 @@ struct ControllerConfig {
   std::vector<BlockDevice> block_devices;
 };
 
+/// Where the teams of lanes run that carry out what asks for a device.
+enum class DeviceExecutor {
+  kAuto,  ///< a CUDA device that every controller can be driven from, else none
+  kNone,
+  kCpu,  ///< threads: to test what a device would do
+  kCuda,
+};
+
 struct NvmeConfig {
   std::vector<ControllerConfig> controllers;  ///< 1 to 64
   std::uint32_t queues = 1;                   ///< I/O queue pairs of a controller, 1 to 64
@@ -43,6 +51,11 @@ struct NvmeConfig {
   double admin_timeout = 2;            ///< seconds of an admin command, above 0
   double retry_after = 1;              ///< seconds until a drive that is down is tried again, from 0
   bool sgl = true;                     ///< use SGLs where a controller takes them
+  std::uint32_t window_commands = 0;   ///< under way on one controller at once; 0: what the queues take
+  DeviceExecutor device_executor = DeviceExecutor::kAuto;
+  int device = 0;                   ///< kCuda, kAuto: the CUDA device
+  std::uint32_t device_queues = 2;  ///< queue pairs of a controller beside `queues`, a team each, 1 to 64
+  std::uint32_t device_blocks = 4;  ///< kCuda: thread blocks at most, 1 to 8
   std::uint32_t max_in_flight = 4096;
   std::uint32_t max_results = 1 << 20;
   WritePolicy write_policy;

@@ -17,6 +17,7 @@
 namespace tutti::runtime::nvme {
 
 class DriveWindow;
+struct LaneControl;
 
 struct LayerEngineSettings {
   std::uint32_t queues = 2;           ///< queue pairs of a drive, and so teams, 1 to 64
@@ -105,10 +106,6 @@ class LayerEngine {
 
  private:
   struct Drive;
-  /// A line of its own: teams look at it again and again.
-  struct alignas(128) LaneControl {
-    std::uint32_t error = 0;
-  };
   struct Layer {
     LayerDescriptor form;  ///< all but the ticket
     std::int32_t* host_status = nullptr;

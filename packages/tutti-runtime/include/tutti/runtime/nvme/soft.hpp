@@ -85,6 +85,10 @@ struct SoftCounters {
   std::uint64_t enables = 0;
   std::uint64_t shutdowns = 0;
   std::uint64_t faults = 0;  ///< times that a rule was carried out
+  /// Most that waited for their time at once, where there is a latency or bandwidth to wait for.
+  std::uint64_t most_commands = 0;
+  std::uint64_t most_bytes = 0;
+  double longest_copy = 0;  ///< seconds of one command's copies to or from a CUDA device
 };
 
 /// Switchboard of one soft controller, shared with whoever made it. Thread-safe.

@@ -46,7 +46,7 @@ class LayerRun {
     if (lane_.lost == 0) {
       lane_.lost = told();  // before the first doorbell: the queue may be gone
     }
-    if (lane_.lost != 0) {
+    if (lane_.lost != 0 || is_taken_back()) {
       abandon();
     }
     std::uint32_t idle = 0;
@@ -70,6 +70,15 @@ class LayerRun {
   [[nodiscard]] TUTTI_HD bool finished() {
     return in_flight_ == 0 && next_ == mine_ &&
            team_.vote([](std::uint32_t, LaneState& state) { return state.busy; }) == 0;
+  }
+
+  /// Whether the host gives this lane's items to somebody else, because the lane began too late.
+  [[nodiscard]] TUTTI_HD bool is_taken_back() {
+    return team_.lead([&] {
+      return layer_.begun == nullptr
+                 ? std::uint64_t{0}
+                 : std::uint64_t{say_and_look(layer_.begun + lane_.number, 1, layer_.taken_back)};
+    }) != 0;
   }
 
   /// An errno, when the host says that everything under way is to be given up.

@@ -73,11 +73,14 @@ struct LayerDescriptor {
   /// [statuses] bytes before the first failure of an item that failed; null: nobody asks. With it, a host
   /// status may be used before the layer is done, and has kItemGivenUp where that is so.
   std::uint64_t* host_good = nullptr;
-  std::uint64_t* done = nullptr;  ///< has `ticket` once all statuses are final
-  std::uint64_t ticket = 0;       ///< more than that of every layer before
-  std::uint64_t timeout_ns = 0;   ///< of one command
-  std::uint32_t teams_left = 0;   ///< the host writes the number of teams
-  std::uint32_t turn = 0;         ///< which queue of a drive gets the first item
+  /// [lanes] not 0 once the lane has begun; null: the layer is not taken back.
+  std::uint32_t* begun = nullptr;
+  const std::uint32_t* taken_back = nullptr;  ///< not 0: lanes that have not begun do nothing of it
+  std::uint64_t* done = nullptr;              ///< has `ticket` once all statuses are final
+  std::uint64_t ticket = 0;                   ///< more than that of every layer before
+  std::uint64_t timeout_ns = 0;               ///< of one command
+  std::uint32_t teams_left = 0;               ///< the host writes the number of teams
+  std::uint32_t turn = 0;                     ///< which queue of a drive gets the first item
   IoOpcode opcode = IoOpcode::kRead;
 };
 
@@ -117,6 +120,7 @@ struct IssueLane {
   std::uint32_t* sq_doorbell = nullptr;
   std::uint32_t* cq_doorbell = nullptr;
   std::uint16_t queue_id = 0;
+  std::uint32_t number = 0;  ///< among all lanes
   std::uint32_t drive = 0;
   std::uint32_t index = 0;  ///< of this queue among those of the drive
   std::uint32_t count = 1;  ///< queues of the drive

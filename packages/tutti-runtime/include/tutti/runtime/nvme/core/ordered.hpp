@@ -85,6 +85,20 @@ TUTTI_HD void store_relaxed(std::uint64_t* word, std::uint64_t value) noexcept {
 #endif
 }
 
+/// Stores to one word, and only then looks at the other. Of two that do so crosswise, one sees the other's
+/// store.
+TUTTI_HD std::uint32_t say_and_look(std::uint32_t* said, std::uint32_t value,
+                                    const std::uint32_t* other) noexcept {
+#if defined(__CUDA_ARCH__)
+  store_relaxed(said, value);
+  asm volatile("fence.sc.sys;" ::: "memory");
+  return load_acquire(other);
+#else
+  std::atomic_ref<std::uint32_t>(*said).store(value, std::memory_order_seq_cst);
+  return std::atomic_ref<std::uint32_t>(*const_cast<std::uint32_t*>(other)).load(std::memory_order_seq_cst);
+#endif
+}
+
 /// Tells the drive a new tail or head. What was written before (entries, lists, data) is visible to whoever
 /// reads the new value.
 TUTTI_HD void ring_doorbell(std::uint32_t* doorbell, std::uint32_t value) noexcept {
