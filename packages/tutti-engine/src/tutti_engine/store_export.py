@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ __all__ = ["ExportReport", "Wanted", "export", "header_of", "new_file", "select"
 
 BATCH = 64
 """Rows that are looked up at a time: they must still be of now when their chunks are read."""
+
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
 
 
 @dataclass(slots=True)
@@ -238,11 +242,25 @@ def new_file(target: Path, *, replace: bool) -> Iterator[int]:
         finally:
             os.close(descriptor)
         refuse_existing(target, replace)
-        temporary.replace(target)
+        give_name(temporary, target, replace=replace)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(target.absolute().parent)
+
+
+def give_name(temporary: Path, target: Path, *, replace: bool) -> None:
+    """Rename a file; without ``replace`` never over one that somebody has made meanwhile."""
+    if not replace:
+        try:
+            target.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+        else:
+            temporary.unlink()
+            return
+    temporary.replace(target)
 
 
 def refuse_existing(target: Path, replace: bool) -> None:

@@ -182,6 +182,23 @@ def test_the_file_appears_whole_or_not_at_all(tutti, store, tmp_path, monkeypatc
     assert names(file.parent) == ["file"]
 
 
+def test_a_file_that_somebody_makes_meanwhile_stays(tutti, store, tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    real = store_export.refuse_existing
+
+    def and_made(path, replace):
+        real(path, replace)
+        path.write_text("theirs")
+
+    monkeypatch.setattr(store_export, "refuse_existing", and_made)
+    monkeypatch.setattr(
+        store_export.ArchiveWriter, "finish", lambda self: target.unlink()
+    )  # the first look's
+    assert "exists" in tutti("export", store, "--to", target, code=2).stderr
+    assert target.read_text() == "theirs"
+    assert not [name for name in names(tmp_path) if name.endswith(".part")]
+
+
 def test_an_export_that_has_no_room_is_refused_before_it_begins(tutti, store, tmp_path, monkeypatch):
     class Full:
         f_bavail, f_frsize = 1, 4096
