@@ -197,6 +197,32 @@ def test_commands_that_are_given_up_do_not_spoil_their_queue(tmp_path: Path, rel
         assert rig.runtime.shutdown(30.0)
 
 
+def test_teams_put_every_byte_in_its_place(tmp_path: Path) -> None:
+    """What a GPU's warps do, done by threads and judged by QEMU's model: doorbells are plain stores."""
+    drives = [drive_of(tmp_path, number, lba_bytes=4096 if number % 2 else 512) for number in range(2)]
+    with machine_of(drives) as machine:
+        rig = rig_of(machine, relay=True, device_executor="cpu", queue_entries=16)
+        assert rig.runtime.caps()["device_execution"] is True
+        target = rig.open(f"striped://kv?roots=nvme://d0/1,nvme://d1/1&unit={64 * KIB}&size={WINDOW}")
+        rig.window[:] = np.random.default_rng(5).integers(0, 256, WINDOW, dtype=np.uint8)
+        wanted = rig.window.copy()
+        for direction in (tr.WRITE, tr.READ):
+            rows = [
+                request(direction, rig.memory, i * MIB, target, i * MIB, MIB) for i in range(WINDOW // MIB)
+            ]
+            result = rig.runtime.submit(batch(*rows), execution="device")
+            assert result.handle is not None and result.accepted.all()
+            assert not rig.runtime.wait(result.handle, 60).status.any()
+            if direction == tr.WRITE:
+                rig.window[:] = 0
+        assert np.array_equal(rig.window, wanted)
+        units = wanted.reshape(-1, 2, 64 * KIB)
+        for number in range(2):
+            assert np.array_equal(rig.image(number)[: WINDOW // 2], units[:, number].reshape(-1))
+        assert rig.runtime.stats()["step_downs"] == 0
+        assert rig.runtime.shutdown(10.0)
+
+
 def test_four_controllers_behind_one_striped_target(tmp_path: Path) -> None:
     drives = [drive_of(tmp_path, number, lba_bytes=4096 if number % 2 else 512) for number in range(4)]
     unit = 64 * KIB
