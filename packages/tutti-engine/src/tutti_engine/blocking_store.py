@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shared store over calls that block: threads make them, so that nobody who must not wait does.
 
-Python cannot end a call that never returns. Its thread and its slots stay taken, what waits behind it goes to
-the other threads, and once all of them hang every batch waits: the caller's deadline ends it there, and its
+Reads and writes have threads of their own, so that neither waits behind the other. Python cannot end a call
+that never returns. Its thread and its slots stay taken, what waits behind it goes to the other threads of its
+direction, and once all of those hang every batch of it waits: the caller's deadline ends it there, and its
 breaker stops asking.
 """
 
@@ -15,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import TypeAlias
 
 from tutti_engine.backend import StagingWindow
 from tutti_engine.shared_store import ObjectBatch
@@ -24,6 +26,8 @@ __all__ = ["BatchHandle", "BlockingStore"]
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 5.0
+
+_Tasks: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class BatchHandle:
@@ -72,7 +76,7 @@ class BlockingStore(ABC):
         """Start the threads.
 
         Args:
-            threads: calls that are made at a time, at least 1.
+            threads: calls of each direction that are made at a time, at least 1.
             objects_per_call: objects that one call moves at most, at least 1.
         """
         if threads < 1 or objects_per_call < 1:
@@ -82,13 +86,15 @@ class BlockingStore(ABC):
         self._objects_per_call = objects_per_call
         self._window: StagingWindow | None = None
         self._headers: StagingWindow | None = None
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._reads: _Tasks = SimpleQueue()
+        self._writes: _Tasks = SimpleQueue()
         self._changed = threading.Condition()
         self._under_way = 0
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._run, name=f"tutti-shared-{number}", daemon=True)
-            for number in range(threads)
+            threading.Thread(target=self._run, args=(tasks,), name=f"tutti-shared-{name}-{n}", daemon=True)
+            for name, tasks in (("get", self._reads), ("put", self._writes))
+            for n in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -115,11 +121,11 @@ class BlockingStore(ABC):
 
     def write_objects(self, batch: ObjectBatch) -> BatchHandle:
         """Have the threads write a batch."""
-        return self._start(batch, self.put)
+        return self._start(batch, self._writes, self.put)
 
     def read_objects(self, batch: ObjectBatch) -> BatchHandle:
         """Have the threads read a batch."""
-        return self._start(batch, self.get)
+        return self._start(batch, self._reads, self.get)
 
     def wait_idle(self, deadline: float) -> bool:
         """Wait until no call is under way; return False if ``time.monotonic()`` came to ``deadline``."""
@@ -133,8 +139,8 @@ class BlockingStore(ABC):
                 return
             self._closed = True
         deadline = time.monotonic() + SHUTDOWN_SECONDS
-        for _ in self._threads:
-            self._tasks.put(None)
+        for number in range(len(self._threads)):
+            (self._reads, self._writes)[number % 2].put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.close()
@@ -142,6 +148,7 @@ class BlockingStore(ABC):
     def _start(
         self,
         batch: ObjectBatch,
+        tasks: _Tasks,
         call: Callable[[Sequence[str], Sequence[tuple[memoryview, memoryview]]], Sequence[int]],
     ) -> BatchHandle:
         pieces = self._pieces(batch)
@@ -153,7 +160,7 @@ class BlockingStore(ABC):
             self._under_way += len(starts)
         for first in starts:
             some = slice(first, first + self._objects_per_call)
-            self._tasks.put(self._task(handle, first, batch.names[some], pieces[some], call))
+            tasks.put(self._task(handle, first, batch.names[some], pieces[some], call))
         return handle
 
     def _task(
@@ -193,8 +200,8 @@ class BlockingStore(ABC):
             found.append((header, self._window.memory[slot * size : (slot + batch.segments) * size]))
         return found
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+    def _run(self, tasks: _Tasks) -> None:
+        while (task := tasks.get()) is not None:
             task()
             with self._changed:
                 self._under_way -= 1

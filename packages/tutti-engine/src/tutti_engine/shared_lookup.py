@@ -281,10 +281,18 @@ class SharedLookup:
         return leading
 
     def _remove(self, names: Sequence[str]) -> None:
+        self._begin_call()
         try:
             self._store.remove(names)
         except Exception as error:
             logger.warning("Tutti: damaged objects stay in the shared store: %s", error)
+        finally:
+            self._call_began = None
+
+    def _begin_call(self) -> None:
+        """Note since when the store is waited for: one that takes too long is not there."""
+        self._hang_counted = False
+        self._call_began = self._clock()
 
     def _keep_there(self, key: ChunkKey, end: float, groups: frozenset[int]) -> None:
         self._missing.pop(key, None)

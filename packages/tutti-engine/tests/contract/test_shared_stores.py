@@ -2,10 +2,12 @@
 """The shared stores of the testing package pass the kit, and misbehave when they are told to."""
 
 import errno
+import threading
 import time
 
 import pytest
 
+from tutti_engine.blocking_store import BlockingStore
 from tutti_engine.errors import BackendError
 from tutti_engine.shared_kinds import check_shared_options, make_shared_store
 from tutti_engine.shared_store import ObjectBatch, SharedStore
@@ -26,6 +28,28 @@ class TestDirectory(SharedStoreConformance):
     @pytest.fixture
     def stores(self, tmp_path):
         return DirectoryStore(tmp_path / "pool"), make_shared_store(PLACE, path=str(tmp_path / "pool"))
+
+
+THREADS = 2
+
+
+class _WritesHang(BlockingStore):
+    def __init__(self):
+        super().__init__(threads=THREADS, objects_per_call=1)
+        self.going_on = threading.Event()
+
+    def put(self, names, pieces):
+        self.going_on.wait()
+        return [0] * len(names)
+
+    def get(self, names, pieces):
+        return [0] * len(names)
+
+    def exists(self, names):
+        return [True] * len(names)
+
+    def remove(self, names):
+        pass
 
 
 @pytest.fixture
@@ -53,6 +77,19 @@ def test_a_call_that_hangs_keeps_its_slots_until_it_returns(bench):
         handle.status()
     store.faults.running.set()
     assert one.finish(handle) == [0]
+
+
+def test_writes_that_hang_keep_no_read_waiting(bench):
+    store = _WritesHang()
+    bench(store)
+    count = 3 * THREADS
+    writes = store.write_objects(ObjectBatch([f"w{n}" for n in range(count)], range(count), 1))
+    read = store.read_objects(ObjectBatch(["r"], [count], 1))
+    try:
+        assert read.wait(time.monotonic() + 30), "a read waits behind writes"
+    finally:
+        store.going_on.set()
+    assert writes.wait(time.monotonic() + 30)
 
 
 def test_faults_are_statuses_and_heal(bench):

@@ -20,7 +20,7 @@ from tutti_vllm.cache_groups import read_groups
 from tutti_vllm.topology import has_draft_model, read_topology
 from tutti_vllm.unsupported import UnsupportedError
 
-__all__ = ["UnsupportedError", "make_geometry", "make_namespace", "names_media_by_content"]
+__all__ = ["UnsupportedError", "config_digest", "make_geometry", "make_namespace", "names_media_by_content"]
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
@@ -98,6 +98,18 @@ def make_namespace(
         }
         | _adapters(vllm_config)
     )
+
+
+def config_digest(vllm_config: Any) -> str:
+    """Return what tells the model's configuration from others, wherever its files lie."""
+    return _digest_json(_without_place(vllm_config.model_config.hf_config.to_dict()))
+
+
+def _without_place(value: Any) -> Any:
+    """Leave out the folder or name that a configuration was read from, also of its parts."""
+    if isinstance(value, dict):
+        return {name: _without_place(each) for name, each in value.items() if name != "_name_or_path"}
+    return [_without_place(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _adapters(vllm_config: Any) -> dict[str, Any]:

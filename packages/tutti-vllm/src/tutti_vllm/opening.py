@@ -289,7 +289,7 @@ def _open_scheduler(settings: Settings, vllm_config: Any, kv_cache_config: Any) 
             rules=_load_rules(settings, vllm_config, geometry, topology.replicas),
             names_rewritten=_computes_on_device(vllm_config),
         )
-        shared = open_shared_side(settings, namespace, geometry, topology)
+        shared = open_shared_side(settings, namespace, geometry, topology, vllm_config)
         if shared is not None:
             upkeep.callback(shared.tier.close)
             side.use_shared(shared)

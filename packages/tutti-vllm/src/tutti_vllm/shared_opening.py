@@ -14,6 +14,7 @@ from tutti_engine.shared_backend import SharedBackend
 from tutti_engine.shared_kinds import make_shared_store
 from tutti_engine.shared_lookup import LookupSettings
 from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+from tutti_vllm.identity import config_digest
 from tutti_vllm.shared_scheduler import SharedRules, SharedSide
 from tutti_vllm.shared_settings import SharedSettings
 from tutti_vllm.topology import Topology
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_shared_side(
-    settings: Settings, namespace: Namespace, geometry: Geometry, topology: Topology
+    settings: Settings, namespace: Namespace, geometry: Geometry, topology: Topology, vllm_config: Any
 ) -> SharedSide | None:
     """Make the scheduler's side; None where there is no shared store, or none that can be used.
 
@@ -36,6 +37,7 @@ def open_shared_side(
         namespace: of the local store.
         geometry: shape of a chunk.
         topology: who stores and loads.
+        vllm_config: vLLM's configuration.
     """
     shared = settings.shared
     if shared.shared_store is None:
@@ -46,10 +48,11 @@ def open_shared_side(
             " scheduler does not know which stage has layers of which group."
         )
         return None
+    config = "" if shared.shared_weights is None else config_digest(vllm_config)
     tier = SharedTier(
         geometry,
         connect(shared),
-        shared_namespace(namespace, shared).digest,
+        shared_namespace(namespace, shared, config).digest,
         ranks=topology.parts,
         load_ranks=topology.workers,
         settings=SharedTierSettings(
@@ -72,12 +75,19 @@ def open_shared_side(
     return SharedSide(tier, rules)
 
 
-def shared_namespace(namespace: Namespace, shared: SharedSettings) -> Namespace:
-    """Return what must be equal for servers to share: all of it, or a name in place of path and dates."""
+def shared_namespace(namespace: Namespace, shared: SharedSettings, config: str) -> Namespace:
+    """Return what must be equal for servers to share: all of it, or a name in place of path and dates.
+
+    Args:
+        namespace: of the local store.
+        shared: the user's settings.
+        config: digest of the model's configuration without its path, which the namespace's own one has in it.
+    """
     if shared.shared_weights is None:
         return namespace
     facts: dict[str, Any] = namespace.facts
-    return Namespace(facts | {"model": None, "weights": {"named": shared.shared_weights}})
+    named = {"model": None, "revision": None, "weights": {"named": shared.shared_weights}}
+    return Namespace(facts | named | {"hf_config": config})
 
 
 def open_shared_engine(shared: SharedSettings, namespace: str, geometry: Geometry, part: int) -> TuttiEngine:

@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
 from tutti_vllm.cache_groups import layer_names
 from tutti_vllm.identity import (
     UnsupportedError,
+    config_digest,
     make_geometry,
     make_namespace,
     names_media_by_content,
@@ -142,6 +143,18 @@ def digest(config, kv=None, blocks_per_chunk=2, vllm="0.32.0", checksum="c"):
     kv = kv or cache_config(spec())
     geometry = make_geometry(config, kv, blocks_per_chunk)
     return make_namespace(config, kv, geometry, checksum, vllm).digest
+
+
+def test_one_configuration_in_two_places_is_one(tmp_path):
+    from transformers import AutoConfig, LlamaConfig
+
+    def digest_of(place, **changes):
+        LlamaConfig(hidden_size=64, **changes).save_pretrained(tmp_path / place)
+        found = AutoConfig.from_pretrained(tmp_path / place)
+        return config_digest(SimpleNamespace(model_config=SimpleNamespace(hf_config=found)))
+
+    assert digest_of("here") == digest_of("there")
+    assert digest_of("here") != digest_of("other", num_hidden_layers=3)
 
 
 def test_geometry_comes_from_vllms_own_numbers(folder):

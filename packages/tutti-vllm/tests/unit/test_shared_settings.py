@@ -54,20 +54,19 @@ def test_the_environment_may_name_it_and_its_mistakes_are_told_with_their_source
 
 
 def test_named_weights_stand_for_path_and_dates_alone():
-    facts = {"model": "/a", "weights": {"files": [["m", 1, 2]]}, "dtype": "float16", "vllm": "1"}
-    other = facts | {"model": "/b", "weights": {"files": [["m", 1, 3]]}}
-    named = SharedSettings(shared_weights="eight")
+    facts = {"model": "/a", "weights": {"files": [["m", 1, 2]]}, "dtype": "float16", "hf_config": "a at /a"}
+    other = facts | {"model": "/b", "weights": {"files": [["m", 1, 3]]}, "hf_config": "a at /b"}
     plain = SharedSettings()
-    assert shared_namespace(Namespace(facts), plain) == Namespace(facts)
-    assert shared_namespace(Namespace(facts), plain) != shared_namespace(Namespace(other), plain)
-    assert shared_namespace(Namespace(facts), named) == shared_namespace(Namespace(other), named)
-    for difference in ({"dtype": "float32"}, {"vllm": "2"}):
-        assert shared_namespace(Namespace(facts | difference), named) != shared_namespace(
-            Namespace(facts), named
-        )
-    assert shared_namespace(Namespace(facts), SharedSettings(shared_weights="nine")) != shared_namespace(
-        Namespace(facts), named
-    )
+
+    def shared(facts, name="eight", config="a"):
+        return shared_namespace(Namespace(facts), SharedSettings(shared_weights=name), config)
+
+    assert shared_namespace(Namespace(facts), plain, "a") == Namespace(facts)
+    assert shared_namespace(Namespace(facts), plain, "a") != shared_namespace(Namespace(other), plain, "a")
+    assert shared(facts) == shared(other)
+    assert shared(facts) != shared(facts | {"dtype": "float32"})
+    assert shared(facts) != shared(facts, config="b")
+    assert shared(facts) != shared(facts, name="nine")
 
 
 def test_a_step_never_waits_for_room_to_write():

@@ -26,7 +26,7 @@ Pieces = Sequence[tuple[memoryview, memoryview]]
 
 
 SPARE_THREADS = 4
-"""Threads for calls beside those that hang."""
+"""Threads of each direction for calls beside those that hang."""
 
 
 class Turns:
@@ -116,7 +116,7 @@ class MooncakeStore(BlockingStore):
         self._config = _config(replicas)
         self.data_path = f"mooncake {protocol}"
         self._reading, self._writing = (Turns(calls, timeout) for _ in range(2))
-        super().__init__(threads=2 * calls + SPARE_THREADS, objects_per_call=objects_per_call)
+        super().__init__(threads=calls + SPARE_THREADS, objects_per_call=objects_per_call)
 
     def bind_staging(self, window: StagingWindow, headers: StagingWindow) -> None:
         """Take the windows and register them with the client. Raises OSError if it refuses them."""

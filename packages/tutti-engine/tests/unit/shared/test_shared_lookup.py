@@ -168,3 +168,20 @@ def test_close_leaves_a_hanging_question_behind():
     assert not closed.is_alive()
     view.faults.running.set()
     view.store.shutdown()
+
+
+def test_a_removal_that_hangs_is_a_store_that_is_not_there():
+    with View(call_seconds=1) as view:
+        known, unknown = keys_of(1), keys_of(1, start=9)
+        view.faults.running.clear()
+        removing = threading.Event()
+        remove = view.store.remove
+        view.store.remove = lambda names: (removing.set(), remove(names))
+        view.lookup.note_gone(known, damaged=True)
+        assert removing.wait(30)
+        assert view.lookup.look(unknown) == Seen(0, False)
+        view.clock.now += 2
+        assert view.lookup.look(unknown) == Seen(0, True), "nobody waits for it"
+        assert view.lookup.counters["shared_lookup_hangs"] == 1
+        view.faults.running.set()
+        assert view.until_decided(unknown) == 0
