@@ -404,3 +404,32 @@ def test_indices_that_are_no_pages_are_refused(start, wrong, says):
 def test_no_method_of_the_interface_is_left_open(sglang):
     assert issubclass(sglang.backend.TuttiHiCache, sglang.interface.HiCacheStorage)
     assert not sglang.backend.TuttiHiCache.__abstractmethods__
+
+
+def test_a_read_does_not_wait_for_somebody_elses_write(start, monkeypatch):
+    pool = Pool("page_first")
+    storage = start(pool)
+    assert storage.batch_set_v1(keys(1), indices(0)) == [True]
+    backend = storage._engine.executor._backend
+    under_way, go_on, write = threading.Event(), threading.Event(), backend.write_segments
+
+    def hanging(*arguments, **named):
+        under_way.set()
+        assert go_on.wait(60)
+        return write(*arguments, **named)
+
+    monkeypatch.setattr(backend, "write_segments", hanging)
+    # What a reader would wait for is over only when no store is under way.
+    monkeypatch.setattr(storage._engine, "wait_idle", lambda deadline: go_on.wait(60))
+    writer = threading.Thread(target=storage.batch_set_v1, args=(keys(1, "other"), indices(1)))
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(storage.batch_get_v1(keys(1), indices(2))))
+    writer.start()
+    assert under_way.wait(30)
+    reader.start()
+    reader.join(20)
+    done = not reader.is_alive()
+    go_on.set()
+    writer.join()
+    reader.join()
+    assert done and found == [True] and pool.page(2) == pool.page(0)

@@ -8,6 +8,7 @@ memory of the engine, and what does not verify is not written there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -230,7 +231,10 @@ class TuttiHiCache(HiCacheStorage):
                 view = LocalStoreView.open(
                     self._roots(), self._namespace(), self._geometry, ranks=1, replica=self._replica()
                 )
-                engine = self._start(view)
+                with contextlib.ExitStack() as opened:
+                    opened.callback(view.close)
+                    engine = self._start(view)
+                    opened.pop_all()
             except (TuttiError, OSError) as error:
                 log.debug("Tutti: nothing to read yet: %s", error)
                 return
@@ -314,8 +318,7 @@ class TuttiHiCache(HiCacheStorage):
         if not there:
             return [False] * len(keys)
         plan = engine.plan_load([(keys[at], self._blocks(pages[at])) for at in there])
-        engine.load(plan)
-        result = self._result(engine, plan.plan_id)
+        result = self._result(engine, plan.plan_id, engine.load(plan).wait)
         if result is None:
             # SGLang uses these pages for something else next: nothing may write to them any more.
             engine.give_up_load(plan)
@@ -335,23 +338,28 @@ class TuttiHiCache(HiCacheStorage):
         plan = engine.plan_store(wanted, [[*before, *keys]] if before and whole else [])
         if plan is not None:
             engine.store(plan)
-            self._result(engine, plan.plan_id)
+            self._result(engine, plan.plan_id, engine.wait_idle)
         return [planner.lookup_prefix([key]) == 1 for key in keys]
 
-    def _result(self, engine: TuttiEngine, plan_id: int) -> Any:
-        """Wait for a plan's end; None if it takes too long. Several threads of SGLang wait at a time."""
+    def _result(self, engine: TuttiEngine, plan_id: int, wait: Callable[[float], bool]) -> Any:
+        """Wait for a plan's end; None if it takes too long. Several threads of SGLang wait at a time.
+
+        ``wait`` waits until a deadline. A load has its own: there may be a store under way all the time.
+        """
         deadline = time.monotonic() + SECONDS
         while True:
-            ended = engine.wait_idle(min(deadline, time.monotonic() + 1.0))
+            ended = wait(min(deadline, time.monotonic() + 1.0))
             with self._turn:
                 for result in engine.settle():
                     if hasattr(result, "errno") and result.plan_id not in self._given_up:
                         self._results[result.plan_id] = result
                 if plan_id in self._results:
                     return self._results.pop(plan_id)
-                if not ended and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     self._given_up.add(plan_id)
                     return None
+            if ended:  # its report comes a moment later
+                time.sleep(0.001)
 
 
 def names(keys: Sequence[str]) -> list[ChunkKey]:
