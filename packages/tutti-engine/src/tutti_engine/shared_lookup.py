@@ -243,7 +243,8 @@ class SharedLookup:
         self._hang_counted = False
         self._call_began = began = self._clock()
         try:
-            found = self._store.exists(names)
+            # Whatever kind of collection a store gives: what raises outside of here would end this thread.
+            found = list(self._store.exists(names))
             if len(found) != len(names):
                 raise OSError(f"the store gave {len(found)} answers for {len(names)} names")
         except Exception as error:

@@ -185,3 +185,12 @@ def test_a_removal_that_hangs_is_a_store_that_is_not_there():
         assert view.lookup.counters["shared_lookup_hangs"] == 1
         view.faults.running.set()
         assert view.until_decided(unknown) == 0
+
+
+def test_an_answer_that_is_no_sequence_does_not_end_the_thread():
+    with View() as view:
+        view.put(keys_of(2))
+        exists = view.store.exists
+        view.store.exists = lambda names: dict(zip(names, exists(names))).values()
+        assert view.until_decided(keys_of(3)) == 2
+        assert view.until_decided(keys_of(1, start=7)) == 0
