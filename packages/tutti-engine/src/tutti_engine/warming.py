@@ -133,7 +133,7 @@ class Server:
     Args:
         url: its base, such as ``http://localhost:8000``; a path ``/v1`` at its end does not matter.
         key: sent as a bearer's token; empty for none.
-        timeout: seconds that one answer may take.
+        timeout: seconds without a byte of an answer.
     """
 
     def __init__(self, url: str, *, key: str = "", timeout: float = 600.0) -> None:

@@ -48,6 +48,9 @@ def gc(
     """
     if unused_days is None and namespace is None:
         fail("gc", "say which: --unused-days DAYS, --namespace NAME, or both")
+    if namespace == "":
+        # Every name begins so, and a variable that is not set looks like this.
+        fail("gc", "--namespace is empty; give the name of the store to remove, as tutti ls shows it")
     if unused_days is not None and not math.isfinite(unused_days):
         fail("gc", f"--unused-days must be a number of days, not {unused_days}")
     since = None if unused_days is None else time.time() - unused_days * DAY_SECONDS

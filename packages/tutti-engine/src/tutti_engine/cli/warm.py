@@ -41,7 +41,7 @@ def warm(
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=1024)] = 4,
     retries: Annotated[int, typer.Option(min=0, help="How often one is sent again at most.")] = 5,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one answer may take.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds without a byte of an answer.")] = 600.0,
     key_variable: Annotated[
         str, typer.Option("--api-key-variable", help="Environment variable with the server's key.")
     ] = "OPENAI_API_KEY",

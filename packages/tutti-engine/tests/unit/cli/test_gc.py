@@ -210,3 +210,12 @@ def test_it_must_be_said_what_shall_go(tutti, root):
     tutti("gc", root, "--unused-days", "-1", code=2)
     assert "not inf" in tutti("gc", root, "--unused-days", "inf", code=2).stderr
     assert names(root) == {OLD, NEW}
+
+
+def test_an_empty_name_removes_nothing(tutti, tmp_path):
+    """As of a variable that is not set; a single store would be the one whose name begins so."""
+    root = tmp_path / "root"
+    root.mkdir()
+    make([root], "new", 0)
+    assert "empty" in tutti("gc", root, "--namespace", "", code=2).stderr
+    assert [each.name for each in find_stores([root])] == [NEW]
