@@ -290,7 +290,7 @@ def test_who_says_nothing_is_dropped_and_cannot_crowd_out(daemons: Daemons) -> N
     silent = [RawClient(daemon.path, hello=False) for _ in range(16)]
     with pytest.raises(Refused, match="have no lease yet"):
         RawClient(daemon.path)
-    until(lambda: sum("nothing heard" in line for line in daemon.lines) == 16)
+    until(lambda: sum("no lease for" in line for line in daemon.lines) == 16)
     rig = Rig(daemon)
     rig.check(1)
     rig.close()
@@ -418,3 +418,25 @@ def test_settings_are_checked(change: dict[str, Any], rule: str) -> None:
     base = {"controllers": [{"transport": "soft", "name": "disk0", "memory_bytes": MIB}]}
     with pytest.raises(ValueError, match=rule):
         nvmed.BrokerSettings.of(base | change)
+
+
+def test_who_only_asks_for_the_status_cannot_crowd_out(daemons: Daemons) -> None:
+    daemon = daemons(lease_seconds=0.5)
+    asking = [RawClient(daemon.path, hello=False) for _ in range(16)]
+
+    def admitted() -> bool:
+        for client in list(asking):
+            try:
+                client.ask(Message.STATUS)
+            except (ConnectionResetError, BrokenPipeError):
+                asking.remove(client)
+                client.close()
+        try:
+            RawClient(daemon.path).close()
+        except Refused:
+            return False
+        return True
+
+    until(admitted)
+    for client in asking:
+        client.close()

@@ -108,10 +108,13 @@ class Broker:
         waiting = {key.fd for key, _ in self._selector.select(0)}
         now = time.monotonic()
         for connection in list(self._connections.values()):
-            late = now - connection.heard > self._settings.lease_seconds
+            # Without a lease nothing that is said prolongs the stay: places for newcomers are few.
+            since = connection.since if connection.lease is None else connection.heard
+            late = now - since > self._settings.lease_seconds
             if late and connection.socket.fileno() not in waiting:
                 self._expired += connection.lease is not None
-                self._drop(connection, f"nothing heard for {self._settings.lease_seconds:g} s")
+                what = "no lease" if connection.lease is None else "nothing heard"
+                self._drop(connection, f"{what} for {self._settings.lease_seconds:g} s")
 
     def _accept(self) -> None:
         try:
