@@ -84,8 +84,22 @@ def server_b(
 ) -> Iterator[Engine]:
     settings = settings_of(tmp_path_factory.mktemp("b") / "cache") | sharing(pool, shared_write="never")
     engine = Engine(model, settings, {})
+    connect(engine)
     yield engine
     engine.close()
+
+
+def connect(engine: Engine) -> None:
+    """Wait for both clients of the store: who asks for something before they are there computes it."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    engine.answer(prompt(311, 40))  # the worker's client is made with the first orders
+    worker = get_kv_transfer_group()._worker
+    for store in (
+        engine._core.scheduler.connector._scheduler.shared.tier._store,
+        worker.shared._engine._backend._store,
+    ):
+        assert store.wait_settled(60) and store.why_not is None
 
 
 @pytest.fixture
