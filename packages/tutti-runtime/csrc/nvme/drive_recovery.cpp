@@ -184,9 +184,10 @@ void Drive::send_again() {
   }
 }
 
+/// What was too late has that for its reason, whatever became of the drive afterwards.
 void Drive::give_up_again(int error) {
   for (const Flying& flying : again_) {
-    end_command(flying, error);
+    end_command(flying, flying.overdue ? ETIMEDOUT : error);
   }
   again_.clear();
 }
