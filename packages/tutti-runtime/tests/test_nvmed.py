@@ -148,7 +148,7 @@ def test_processes_share_a_controller_and_some_are_killed(daemons: Daemons) -> N
 
 
 def test_a_client_that_is_silent_loses_its_lease(daemons: Daemons) -> None:
-    daemon = daemons(lease_seconds=0.3)
+    daemon = daemons(lease_seconds=3.0)  # nobody else is silent for as long, however busy the machine
     other = Rig(daemon)
     worker = spawn(WORKER, daemon.path, 3, 1)
     assert worker.stdout.readline() == "works\n"
@@ -165,10 +165,10 @@ def test_a_client_that_is_silent_loses_its_lease(daemons: Daemons) -> None:
 
 
 def test_heartbeats_keep_an_idle_client(daemons: Daemons) -> None:
-    daemon = daemons(lease_seconds=0.2)
+    daemon = daemons(lease_seconds=2.0)
     rig = Rig(daemon)
     begun = daemon.status()["up_seconds"]
-    until(lambda: daemon.status()["up_seconds"] > begun + 1.0)
+    until(lambda: daemon.status()["up_seconds"] > begun + 5.0)
     rig.check(1)
     assert daemon.status()["expired"] == 0
     rig.close()

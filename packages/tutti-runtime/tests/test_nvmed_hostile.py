@@ -286,7 +286,7 @@ def test_a_queue_that_is_overrun_or_never_read_stops_alone(daemons: Daemons) -> 
 
 
 def test_who_says_nothing_is_dropped_and_cannot_crowd_out(daemons: Daemons) -> None:
-    daemon = daemons(lease_seconds=0.5)
+    daemon = daemons(lease_seconds=2.0)
     silent = [RawClient(daemon.path, hello=False) for _ in range(16)]
     with pytest.raises(Refused, match="have no lease yet"):
         RawClient(daemon.path)
@@ -421,7 +421,7 @@ def test_settings_are_checked(change: dict[str, Any], rule: str) -> None:
 
 
 def test_who_only_asks_for_the_status_cannot_crowd_out(daemons: Daemons) -> None:
-    daemon = daemons(lease_seconds=0.5)
+    daemon = daemons(lease_seconds=2.0)
     asking = [RawClient(daemon.path, hello=False) for _ in range(16)]
 
     def admitted() -> bool:
