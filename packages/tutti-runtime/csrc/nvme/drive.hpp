@@ -39,9 +39,12 @@ class TeamLanes {
  public:
   /// Lets the teams of a drive give up what is under way and ring no doorbell until renew(); waits for that.
   virtual void halt(std::uint32_t drive) noexcept = 0;
-  /// Whether a team has given up its queue.
+  /// Whether a team has given up its queue, or it is over and the controller still has it.
   [[nodiscard]] virtual bool is_lost(std::uint32_t drive, std::uint32_t queue) const noexcept = 0;
-  /// The controller has the pair anew.
+  /// Whether nobody submits any more. A team that has not heard of it may still ring doorbells, so the
+  /// controller must not have its queue.
+  [[nodiscard]] virtual bool is_over() const noexcept = 0;
+  /// The controller has the pair anew, or, if it is over, has it no more.
   virtual void renew(std::uint32_t drive, std::uint32_t queue, const QueuePair& pair) noexcept = 0;
   /// The drive stays away. `safe`: it can reach no memory.
   virtual void stays_away(std::uint32_t drive, bool safe) noexcept = 0;
@@ -162,6 +165,7 @@ class Drive {
   void remake(Lane& lane);
   void reset_controller();
   void bring_up();
+  void bring_up_team_queues();
   void cut_off(int error);
   void settle(Lane& lane);
   void send_again();

@@ -63,18 +63,25 @@ void Drive::look_after(TimePoint now) {
   }
 }
 
-/// Makes anew what teams have given up. False when the controller does not let it.
+/// Makes anew what teams have given up, or deletes it for good. False when the controller does not let it.
 bool Drive::mend_team_queues() {
   for (std::uint32_t i = 0; i < team_queues_.size(); ++i) {
     if (teams_ == nullptr || !teams_->is_lost(number_, i)) {
       continue;
     }
+    const bool over = teams_->is_over();
     try {
-      controller_->remake(*team_queues_[i]);
+      if (over) {
+        controller_->delete_submission_queue(*team_queues_[i]);
+        controller_->delete_completion_queue(*team_queues_[i]);
+      } else {
+        controller_->remake(*team_queues_[i]);
+      }
     } catch (const Error&) {
       return false;
     }
-    say("team_queue", "a command of a device was not answered in time; its queue was made anew");
+    say("team_queue", over ? "a device failed; its queues were deleted"
+                           : "a command of a device was not answered in time; its queue was made anew");
     teams_->renew(number_, i, *team_queues_[i]);
   }
   return true;
@@ -219,15 +226,25 @@ void Drive::bring_up() {
   for (Lane& lane : lanes_) {
     controller_->create(*lane.queue);
   }
-  for (std::uint32_t i = 0; i < team_queues_.size(); ++i) {
-    team_queues_[i]->clear();
-    controller_->create(*team_queues_[i]);
-    if (teams_ != nullptr) {
-      teams_->renew(number_, i, *team_queues_[i]);
-    }
-  }
+  bring_up_team_queues();
   state_ = State::kUp;
   send_again();
+}
+
+/// All of them before the first team may go on: a reset that fails here leaves nobody under way.
+void Drive::bring_up_team_queues() {
+  if (teams_ == nullptr) {
+    return;
+  }
+  if (!teams_->is_over()) {
+    for (const auto& queue : team_queues_) {
+      queue->clear();
+      controller_->create(*queue);
+    }
+  }
+  for (std::uint32_t i = 0; i < team_queues_.size(); ++i) {
+    teams_->renew(number_, i, *team_queues_[i]);
+  }
 }
 
 /// The drive does not come back. What was under way may only end once the device can reach no memory.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device_lanes.hpp"
 
-#include <cerrno>
 #include <exception>
 #include <new>
 
@@ -75,13 +74,19 @@ std::uint64_t DeviceLanes::show(LayerDescriptor layer) noexcept {
   return shown_;
 }
 
+/// Once it is over, what a lane says counts no more: a team that has not heard of it may still write there.
+bool DeviceLanes::may_reach_memory(std::uint32_t lane) const noexcept {
+  return (is_broken() || load_acquire(&lanes_[lane].lost) != 0) &&
+         !orphaned_[lane].load(std::memory_order_acquire);
+}
+
 bool DeviceLanes::is_settled(std::uint32_t drive) const noexcept {
   const Side& side = *sides_[drive];
   if (side.is_away.load(std::memory_order_acquire)) {
     return true;
   }
   for (std::uint32_t lane = side.first_lane; lane < side.first_lane + side.queues; ++lane) {
-    if (load_acquire(&lanes_[lane].lost) != 0 && !orphaned_[lane].load(std::memory_order_acquire)) {
+    if (may_reach_memory(lane)) {
       return false;
     }
   }
@@ -98,9 +103,8 @@ std::uint32_t DeviceLanes::lane_of(std::uint32_t drive, std::uint32_t item,
 void DeviceLanes::give_up() noexcept {
   const std::lock_guard lock(mutex_);
   broken_.store(true, std::memory_order_release);
-  for (std::uint32_t lane = 0; lane < teams(); ++lane) {
-    store_release(&controls_[lane].error, std::uint32_t{kItemNotIssued});
-    store_release(&lanes_[lane].lost, std::uint32_t{EIO});
+  for (LaneControl* each = controls_; each != controls_ + teams(); ++each) {
+    store_release(&each->error, std::uint32_t{kItemNotIssued});
   }
 }
 
@@ -143,8 +147,7 @@ void DeviceLanes::halt(std::uint32_t drive) noexcept {
 }
 
 bool DeviceLanes::is_lost(std::uint32_t drive, std::uint32_t queue) const noexcept {
-  const std::uint32_t lane = sides_[drive]->first_lane + queue;
-  return load_acquire(&lanes_[lane].lost) != 0 && !orphaned_[lane].load(std::memory_order_acquire);
+  return may_reach_memory(sides_[drive]->first_lane + queue);
 }
 
 void DeviceLanes::renew(std::uint32_t drive, std::uint32_t queue, const QueuePair& pair) noexcept {

@@ -41,7 +41,7 @@ class DeviceLanes final : public TeamLanes {
                                       std::uint64_t ticket) const noexcept;
   [[nodiscard]] std::uint32_t teams() const noexcept { return static_cast<std::uint32_t>(homes_.size()); }
 
-  /// The teams' device is of no use any more: the drives are to make all queues anew.
+  /// The teams' device is of no use any more: the drives are to delete all queues.
   void give_up() noexcept;
   /// Whether give_up() was called, or a team did not come to rest.
   [[nodiscard]] bool is_broken() const noexcept { return broken_.load(std::memory_order_acquire); }
@@ -50,6 +50,7 @@ class DeviceLanes final : public TeamLanes {
 
   void halt(std::uint32_t drive) noexcept override;
   [[nodiscard]] bool is_lost(std::uint32_t drive, std::uint32_t queue) const noexcept override;
+  [[nodiscard]] bool is_over() const noexcept override { return is_broken(); }
   void renew(std::uint32_t drive, std::uint32_t queue, const QueuePair& pair) noexcept override;
   void stays_away(std::uint32_t drive, bool safe) noexcept override;
 
@@ -60,6 +61,8 @@ class DeviceLanes final : public TeamLanes {
     std::atomic<bool> is_away{false};  ///< cannot reach memory
   };
   void rest(std::uint32_t lane, std::uint64_t layers) noexcept;
+  /// Whether commands of the lane may be under way that its team does not wait for.
+  [[nodiscard]] bool may_reach_memory(std::uint32_t lane) const noexcept;
 
   TeamHost& teams_;
   std::mutex& mutex_;
@@ -67,7 +70,7 @@ class DeviceLanes final : public TeamLanes {
   std::vector<std::uint32_t> homes_;  ///< drive of each lane
   IssueLane* lanes_ = nullptr;
   LaneControl* controls_ = nullptr;
-  /// Of a lane whose team is no more: its queue was made anew, and nobody will use it.
+  /// Of a lane whose team is of no use: the controller has its queue no more.
   std::unique_ptr<std::atomic<bool>[]> orphaned_;
   std::uint64_t* tail_ = nullptr;
   std::uint32_t* stop_ = nullptr;
