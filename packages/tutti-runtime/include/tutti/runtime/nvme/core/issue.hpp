@@ -35,7 +35,7 @@ struct LaneState {
 template <typename Team>
 class LayerRun {
  public:
-  TUTTI_HD LayerRun(Team& team, IssueLane& lane, const LayerDescriptor& layer)
+  TUTTI_HD LayerRun(Team& team, IssueLane& lane, const LayerBody& layer)
       : team_(team), lane_(lane), layer_(layer), range_(layer.ranges[lane.drive]) {
     place_ = (lane.index + layer.turn) % lane.count;
     const std::uint32_t above = range_.count + lane.count - 1;
@@ -359,7 +359,7 @@ class LayerRun {
 
   Team& team_;
   IssueLane& lane_;
-  const LayerDescriptor layer_;  ///< a copy: the ring is across the bus
+  const LayerBody layer_;  ///< a copy: the ring is across the bus
   const LayerRange range_;
   std::uint32_t place_ = 0;  ///< of this queue among the drive's, in this layer
   std::uint32_t mine_ = 0;   ///< items of this queue

@@ -62,9 +62,8 @@ struct ItemProgress {
 };
 inline constexpr std::uint64_t kNoFailure = UINT64_MAX;
 
-/// One submission: all items of one direction. The host writes it, shows it by the ring's tail, and may use
-/// the slot again when `done` has the ticket.
-struct LayerDescriptor {
+/// One submission: all items of one direction. Nobody writes to it once it is shown.
+struct LayerBody {
   const LayerItem* items = nullptr;
   const LayerRange* ranges = nullptr;   ///< [drives], places in `items`
   ItemProgress* progress = nullptr;     ///< [items]
@@ -79,9 +78,14 @@ struct LayerDescriptor {
   std::uint64_t* done = nullptr;              ///< has `ticket` once all statuses are final
   std::uint64_t ticket = 0;                   ///< more than that of every layer before
   std::uint64_t timeout_ns = 0;               ///< of one command
-  std::uint32_t teams_left = 0;               ///< the host writes the number of teams
   std::uint32_t turn = 0;                     ///< which queue of a drive gets the first item
   IoOpcode opcode = IoOpcode::kRead;
+};
+
+/// A place of the ring. The host writes it, shows it by the ring's tail, and may use it again when `done` has
+/// the ticket.
+struct LayerDescriptor : LayerBody {
+  std::uint32_t teams_left = 0;  ///< the host writes the number of teams, which count down
 };
 
 struct LayerRing {
