@@ -25,7 +25,7 @@ void renew_lane(const QueuePair& pair, LaneControl& control, IssueLane& lane) no
   lane.cq_doorbell = pair.cq_doorbell();
   lane.clear = LaneClear::kAgain;
   store_relaxed(&control.error, 0U);
-  store_relaxed(&lane.lost, 0U);
+  store_release(&lane.lost, 0U);  // whoever ends items does so after the old queue
 }
 
 }  // namespace tutti::runtime::nvme

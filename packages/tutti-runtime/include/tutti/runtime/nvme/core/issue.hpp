@@ -436,7 +436,7 @@ TUTTI_HD void serve(Team& team, const LayerRing& ring, IssueLane* shared, std::u
       shared->sq = lane.sq;
       shared->cq = lane.cq;
       shared->ids.free_count = lane.ids.free_count;
-      store_relaxed(&shared->lost, lane.lost);
+      store_release(&shared->lost, lane.lost);  // the queue is made anew after all that was here
       shared->commands = lane.commands;
       shared->doorbells = lane.doorbells;
       shared->strays = lane.strays;
