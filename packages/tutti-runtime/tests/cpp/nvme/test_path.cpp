@@ -244,7 +244,7 @@ void canceled_and_late_items_end() {
 }
 
 // What a silent device may still write to stays in use: the item is late, not over.
-void memory_stays_while_a_device_may_reach_it() {
+void memory_stays_while_a_device_may_reach_it(Direction direction, std::uint64_t pieces) {
   Rig rig(SoftSettings{}, 0.05, true);
   auto* const memory = static_cast<std::byte*>(std::aligned_alloc(65536, kArea));
   std::memset(memory, 1, kArea);
@@ -253,7 +253,8 @@ void memory_stays_while_a_device_may_reach_it() {
   SoftRule rule;
   rule.fault = SoftFault::kStuck;
   rig.controls[0]->add(rule);
-  const std::vector<IoRequest> batch = requests(Direction::kRead, window, target);
+  std::vector<IoRequest> batch = requests(direction, window, target);
+  batch.resize(pieces);
   std::vector<std::int32_t> errors(batch.size());
   SubmitOptions options = options_of_all();
   options.deadline = Clock::now() + std::chrono::milliseconds(100);
@@ -288,7 +289,8 @@ int main() {
     bytes_arrive_whatever_the_drive_is_like();
     faults_cost_only_what_they_hit();
     canceled_and_late_items_end();
-    memory_stays_while_a_device_may_reach_it();
+    memory_stays_while_a_device_may_reach_it(Direction::kRead, kPieces);
+    memory_stays_while_a_device_may_reach_it(Direction::kWrite, 1);  // nothing of it is sent again
     a_runtime_ends_while_a_drive_is_away();
   }
 }
