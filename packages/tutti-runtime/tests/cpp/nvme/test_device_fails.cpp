@@ -114,6 +114,7 @@ struct Rig {
 
   std::uint64_t submit(Direction direction) {
     std::vector<IoRequest> batch;
+    batch.reserve(kItems);
     for (std::uint64_t i = 0; i < kItems; ++i) {
       batch.push_back(
           {static_cast<std::uint32_t>(direction), 0, window, i * kPage, target, i * kPage, kPage});
