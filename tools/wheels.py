@@ -57,8 +57,8 @@ class WheelRule:
 PURE = r"py3-none-any"
 PLATFORM = r"(linux|manylinux_\d+_\d+|manylinux\d+)_(x86_64|aarch64)"
 RULES: dict[str, WheelRule] = {
-    # With the NVMe driver, its transports and controller, and the image of a kernel (75 KB).
-    "tutti-runtime": WheelRule(rf"(cp3\d+)-\1-{PLATFORM}", 900 * KIB, exports=r"PyInit__core$"),
+    # With the NVMe driver, its transports, controller and broker, and the image of a kernel (75 KB).
+    "tutti-runtime": WheelRule(rf"(cp3\d+)-\1-{PLATFORM}", 1000 * KIB, exports=r"PyInit__core$"),
     # With CUDA: some fifty kernels, and CUDA's runtime, which is linked statically.
     "tutti-kv-kernels": WheelRule(
         rf"py3-none-{PLATFORM}", 1600 * KIB, libraries=frozenset({"libtorch_cpu.so"}), exports=r"tutti_"
