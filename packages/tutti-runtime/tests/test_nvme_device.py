@@ -34,7 +34,10 @@ def rigs() -> Iterator[Rigs]:
 
 
 def test_without_a_device_it_is_refused_with_the_reason() -> None:
-    for settings, words in (({}, "doorbells|CUDA compiler"), ({"device_executor": "none"}, '"none"')):
+    for settings, words in (
+        ({}, "doorbells|CUDA compiler|its tests on one"),
+        ({"device_executor": "none"}, '"none"'),
+    ):
         with tr.make_nvme_runtime(controllers=[SOFT], **settings) as runtime:
             caps = runtime.caps()
             assert caps["device_execution"] is False

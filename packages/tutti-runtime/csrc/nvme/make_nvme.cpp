@@ -97,6 +97,9 @@ std::string unreachable(const Transports& transports, bool on_gpu) {
   return {};
 }
 
+constexpr const char* kUnproven =
+    "submission by a GPU has not passed its tests on one: ask for it with device_executor=\"cuda\"";
+
 /// @throws for an executor that was asked for and cannot be had.
 DeviceChoice choose_device(const NvmeConfig& config, const Transports& transports) {
   using nvme::DeviceExecutor;
@@ -106,8 +109,9 @@ DeviceChoice choose_device(const NvmeConfig& config, const Transports& transport
   }
   const bool on_gpu = asked != DeviceExecutor::kCpu;
   const std::string why = unreachable(transports, on_gpu);
-  if (asked == DeviceExecutor::kAuto && (!why.empty() || !nvme::missing_kernel().empty())) {
-    return {nullptr, "", why.empty() ? nvme::missing_kernel() : why};
+  if (asked == DeviceExecutor::kAuto) {
+    const std::string missing = why.empty() ? nvme::missing_kernel() : why;
+    return {nullptr, "", missing.empty() ? kUnproven : missing};
   }
   if (!why.empty()) {
     throw InvalidArgument("device_executor: " + why);
@@ -115,15 +119,8 @@ DeviceChoice choose_device(const NvmeConfig& config, const Transports& transport
   if (!on_gpu) {
     return {nvme::make_cpu_teams(), "threads in a device's place", ""};
   }
-  try {
-    return {nvme::make_cuda_teams(config.device, config.device_blocks),
-            "a kernel on CUDA device " + std::to_string(config.device), ""};
-  } catch (const Error& error) {
-    if (asked == DeviceExecutor::kCuda) {
-      throw;
-    }
-    return {nullptr, "", error.what()};
-  }
+  return {nvme::make_cuda_teams(config.device, config.device_blocks),
+          "a kernel on CUDA device " + std::to_string(config.device), ""};
 }
 
 /// Half of what may be under way on a drive each, where teams share it with the CPU.

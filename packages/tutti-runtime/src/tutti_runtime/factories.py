@@ -146,10 +146,9 @@ def make_nvme_runtime(
         sgl: use scatter gather lists where a controller takes them, else PRP lists.
         device_executor: who carries out ``submit(execution="device")``. ``"cuda"``: a kernel on CUDA device
             ``device``, in at most ``device_blocks`` thread blocks. ``"cpu"``: the same code in threads, to
-            test without a GPU what a device does. ``"auto"``: ``"cuda"`` where there is a device, this build
-            has the kernel, and every controller can be driven from it, else ``"none"``, and
-            ``caps()["features_unused"]["device_execution"]`` says why. Teams of 32 lanes work on
-            ``device_queues`` queue pairs of each controller beside ``queues``.
+            test without a GPU what a device does. ``"auto"``: as ``"none"``, until the kernel has passed its
+            tests on a GPU; ``caps()["features_unused"]["device_execution"]`` says what else is in its way.
+            Teams of 32 lanes work on ``device_queues`` queue pairs of each controller beside ``queues``.
         max_in_flight, max_results, write_policy: as in :func:`make_file_runtime`.
         roots, unit: of ``striped://`` targets whose URI names none; a root is a folder or ``nvme://name/nsid``.
 
