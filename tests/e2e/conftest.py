@@ -7,6 +7,8 @@ import gc
 import importlib.util
 import os
 import random
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,10 +144,19 @@ class Engine:
         self._began = self.counters()
 
     def close(self) -> None:
-        """End the engine."""
+        """End the engine, and wait until it is gone.
+
+        An engine that somebody's thread still holds ends a second time when it is collected, and takes the
+        process groups of the next one along.
+        """
+        core = weakref.ref(self._core)
         self._core.shutdown()
         del self.llm
+        deadline = time.monotonic() + 5
         gc.collect()
+        while core() is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -214,7 +214,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
             scheduler_output.scheduled_spec_decode_tokens,
             scheduler_output.kv_connector_block_state.get_block_ids,
         )
-        orders = replace(orders, idle=scheduler_output.total_num_scheduled_tokens == 0)
+        orders = replace(orders, idle=not scheduler_output.num_scheduled_tokens)
         return TuttiMetadata(self._scheduler.add_rewritten(orders, scheduler_output))
 
     @contained(lambda: None)
