@@ -33,9 +33,6 @@ OPTIONS = {"max_model_len": 2048, "num_gpu_blocks_override": 128}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Refused engines end in the middle of vLLM's start and are still there. Whenever they go, they take the
-    # process groups of a later engine in this process along: they come last.
-    items.sort(key=lambda item: item.path.name == "test_refusals.py")
     if importlib.util.find_spec("vllm") is None:
         for item in items:
             if "e2e" in Path(str(item.fspath)).parts:
@@ -145,14 +142,13 @@ class Engine:
         self._began = self.counters()
 
     def close(self) -> None:
-        """End the engine, once: vLLM does it again when the engine is collected, whenever that is.
+        """End the engine, once.
 
-        By then there may be another engine in this process, whose process groups would go.
+        By its client, which else ends the engine again when it is collected: by then another one may be
+        running in this process, whose process groups would go.
         """
-        core = self._core
-        core.shutdown()
-        core.shutdown = lambda *args, **options: None
-        del self.llm, core
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
         gc.collect()
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users do to a running engine; orderings that one rarely shows are in the connector's own tests."""
 
+import gc
+
 import pytest
 from tests.e2e.conftest import CHUNK_TOKENS, prompt
 
@@ -56,3 +58,13 @@ def test_a_day_in_the_life_of_an_engine(engine, reference):
     assert engine.answer(whole) == expected[1:2]
     assert engine.transferred(before) == (0, 9)
     assert engine.in_use() == {}
+
+
+def test_an_engine_that_ended_takes_nothing_of_the_next_one_along(start, reference):
+    client = start().llm.llm_engine.engine_core
+    engine = start()
+    del client
+    gc.unfreeze()
+    gc.collect()
+    one = prompt(112, 100)
+    assert engine.answer(one) == reference(one)
