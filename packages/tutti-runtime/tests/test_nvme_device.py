@@ -128,14 +128,14 @@ def test_targets_and_memory_come_and_go(rigs: Rigs) -> None:
 
 def test_a_lost_command_holds_nothing_else_up(rigs: Rigs) -> None:
     """Others end long before the lost one's time is over: the CPU takes what comes behind it."""
-    rig = rigs(command_timeout=20.0, device_queues=1)
+    rig = rigs(command_timeout=8.0, device_queues=1)
     _, memory = rig.memory(seed=1)
     target = rig.runtime.open("nvme://disk0/1")
     rig.control.fail("drop_completion")
     lost = rig.submit(batch(request(tr.WRITE, memory, 0, target, 0, PAGE)), timeout=60)
     assert rig.control.wait_faults(1, 20)
     others = [request(tr.WRITE, memory, i * PAGE, target, i * PAGE, PAGE) for i in range(1, 9)]
-    assert (rig.runtime.wait(rig.submit(batch(*others), timeout=15), 20).status == 0).all()
+    assert (rig.runtime.wait(rig.submit(batch(*others), timeout=6), 20).status == 0).all()
     assert not rig.runtime.poll(lost)
     assert rig.runtime.wait(lost, 60).status[0] == errno.ETIMEDOUT
     assert rig.runtime.caps()["device_execution"] is True
