@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import threading
 import time
+from collections.abc import Iterable
 
 from tutti_engine.errors import GeometryError
 from tutti_engine.geometry import align_up
@@ -80,12 +81,19 @@ class SlotBank:
 
     def release(self, slot: int, count: int) -> None:
         """Give a run back. Call it only when neither I/O nor a copy can touch the run any more."""
-        start = slot - self.first
+        self.release_all((slot,), count)
+
+    def release_all(self, slots: Iterable[int], count: int) -> None:
+        """Give runs back, of ``count`` slots each, all at once: who waits for room finds all of it."""
         with self._changed:
-            if start < 0 or self._busy[start : start + count] != b"\x01" * count:
-                raise GeometryError(f"slots {slot}..{slot + count - 1} are released but were not all taken")
-            self._busy[start : start + count] = bytes(count)
-            self._taken -= count
+            for slot in slots:
+                start = slot - self.first
+                if start < 0 or self._busy[start : start + count] != b"\x01" * count:
+                    raise GeometryError(
+                        f"slots {slot}..{slot + count - 1} are released but were not all taken"
+                    )
+                self._busy[start : start + count] = bytes(count)
+                self._taken -= count
             self._changed.notify_all()
 
     def _find(self, count: int) -> int | None:

@@ -112,7 +112,7 @@ class StorePipeline(Pipeline):
                     self._counters.add("store_no_room_chunks")
                     job.fail((todo.popleft(),), errno.ENOBUFS)
                     continue
-                slots = [slot]
+                slots = [slot, *self._keeper.acquire_free(self._bank, width, min(len(todo), most) - 1)]
             self._hand_over(job, [todo.popleft() for _ in slots], slots, share)
 
     def _hand_over(self, job: StoreJob, positions: list[int], slots: list[int], share: Share) -> None:
@@ -172,9 +172,12 @@ class StorePipeline(Pipeline):
         if not slots and deferred.asked > self._hung_at:
             self._counters.add("store_slot_waits")
             slot = self._keeper.acquire(self._bank, width, time.monotonic() + self._io_timeout)
-            slots = [] if slot is None else [slot]
             if slot is None:
                 self._hung_at = time.monotonic()
+                return []
+            # A wave gives back all that it had: one as large as that follows it, not many small ones.
+            more = min(len(deferred.todo), most) - 1
+            slots = [slot, *self._keeper.acquire_free(self._bank, width, max(0, more))]
         return slots
 
     def _copy_some(self, deferred: DeferredShare, slots: list[int]) -> None:
@@ -198,8 +201,7 @@ class StorePipeline(Pipeline):
                 copied = len(positions)
         finally:
             self._deferred.end(deferred, positions)
-            for slot in slots[copied:]:
-                self._bank.release(slot, len(share.layers))
+            self._bank.release_all(slots[copied:], len(share.layers))
             if copied:
                 self._put(job, waves[0])
             else:

@@ -107,8 +107,7 @@ class Wave:
 
     def release(self) -> None:
         """Give all slots back."""
-        for slot in self._first_slots:
-            self._bank.release(slot, len(self.layers))
+        self._bank.release_all(self._first_slots, len(self.layers))
 
     def choose(self, errors: Mapping[int, int]) -> Chosen:
         """Return what did not fail, for the mover."""

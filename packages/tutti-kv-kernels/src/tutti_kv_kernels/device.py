@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from tutti_kv_kernels.cache import PagedCache
-from tutti_kv_kernels.costs import Decision, Mover, TransferCosts, decide, fit_costs, median_us
+from tutti_kv_kernels.costs import Decision, Mover, TransferCosts, decide, fastest_us, fit_costs
 from tutti_kv_kernels.plane import Plane
 
 __all__ = ["DeviceTransfer", "Verify", "has_cuda_kernels", "measure_costs"]
@@ -320,8 +320,8 @@ def measure_costs(device: int, pinned: bool) -> TransferCosts:
             if mover is Mover.KERNEL:
                 ids, slots = ids.to(device), slots.to(device)
             if gather:
-                return median_us(lambda: transfer.gather(ids, slots, mover=mover))
-            return median_us(lambda: transfer.scatter(ids, slots, verify=Verify.NONE, mover=mover))
+                return fastest_us(lambda: transfer.gather(ids, slots, mover=mover))
+            return fastest_us(lambda: transfer.scatter(ids, slots, verify=Verify.NONE, mover=mover))
 
         fitted = {
             (mover, gather): fit_costs(partial(time_us, mover, gather), nbytes, run_sizes)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 SHARED_SHUTDOWN_SECONDS = 5.0
 """What is on its way to a shared store at the end is worth no more."""
 
-REST_SECONDS = 0.005
+REST_SECONDS = 0.002
 """The longest rest in a step that computes nothing: as long a new request may have to wait for its step."""
 
 _here: weakref.WeakSet[WorkerSide] = weakref.WeakSet()
@@ -81,6 +81,8 @@ class WorkerSide:
         self._asleep = False
         self._orders = StepOrders()
         self._idle = False
+        # Whether the last step had news: vLLM may look at them only after the next one.
+        self._told = False
         self._layers = LayerLoads(())
         # Whether the step has computed with pages that were not right.
         self._tainted = False
@@ -205,16 +207,19 @@ class WorkerSide:
             if isinstance(result, LoadResult):
                 self._end_load(result)
         self._results += results
+        self._told = bool(self._received or self._results)
 
     def _rest(self) -> None:
         """Wait a little for loads, in a step without anything to compute.
 
         vLLM makes such steps one after the other as long as a request waits for its load. Each holds the
-        interpreter's lock, which the loading threads need, too.
+        interpreter's lock, which the loading threads need, too. It may plan a step before it looks at what
+        the last one told (asynchronous scheduling), so after news there is no rest: a request that is ready
+        would wait for others' loads.
         """
         idle, self._idle = self._idle, False
-        untold = self._refused or self._received or self._results
-        if idle and self._waiting and not untold and self._engine is not None:
+        news = self._told or self._refused or self._received or self._results
+        if idle and self._waiting and not news and self._engine is not None:
             self._engine.wait_for_results(time.monotonic() + REST_SECONDS)
 
     def take_received(self) -> set[str]:

@@ -104,16 +104,23 @@ class Gated:
             self.rests.append(deadline - time.monotonic())
             while self.backend.waiting == 0:
                 time.sleep(0.001)
-            self.backend.release()
+            self.backend.release(1)
             return wait(time.monotonic() + 30)
 
         self.engine.wait_for_results = rest
 
+    def order(self, *requests):
+        """Return orders of loads, after a step without news."""
+        sums = self.rig.store(store_plan(1, 0, (1, 2))).checksums[0]
+        self.rig.step()
+        self.backend.polls = None
+        return tuple(
+            load_order(name, 2 + n, 0, (5 + 2 * n, 6 + 2 * n), sums) for n, name in enumerate(requests)
+        )
+
     def load(self, *, idle):
         """Order a load and run the step that starts it; return what that step tells."""
-        sums = self.rig.store(store_plan(1, 0, (1, 2))).checksums[0]
-        self.backend.polls = None
-        return self.rig.step(StepOrders(LAYOUT, loads=(load_order("r", 2, 0, (5, 6), sums),), idle=idle))
+        return self.rig.step(StepOrders(LAYOUT, loads=self.order("r"), idle=idle))
 
 
 def test_a_step_that_computes_nothing_rests_until_a_load_ends(rig):
@@ -130,6 +137,14 @@ def test_a_step_that_computes_does_not_rest(rig):
     one.rig.step()
     assert one.rests == []
     assert one.rig.step(StepOrders(idle=True))[0] == {"r"} and len(one.rests) == 1
+
+
+def test_a_step_after_news_does_not_rest_as_vllm_may_look_at_them_only_then(rig):
+    one = Gated(rig)
+    orders = one.order("r", "s")
+    assert one.rig.step(StepOrders(LAYOUT, loads=orders, idle=True))[0] == {"r"} and len(one.rests) == 1
+    assert one.rig.step(StepOrders(idle=True))[0] == set() and len(one.rests) == 1
+    assert one.rig.step(StepOrders(idle=True))[0] == {"s"} and len(one.rests) == 2
 
 
 def test_damage_is_reported_as_received_with_bad_blocks(rig):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from tutti_engine.backend import StagingWindow
 from tutti_engine.errors import DeviceError
 from tutti_engine.movers.columns import column, matrix
 from tutti_engine.movers.pinned import PinnedPool, PinnedRoom
-from tutti_kv_kernels.costs import decide
+from tutti_kv_kernels.costs import Decision, decide
 
 __all__ = ["DeviceMover"]
+
+logger = logging.getLogger(__name__)
 
 NUM_SMS = 4
 """Multiprocessors that a copy may use: as many as fill a PCIe 5 link (docs/gpu.md of tutti-kv-kernels)."""
@@ -34,11 +37,24 @@ class DeviceMover:
     checksum_name = kernels.CHECKSUM_NAME
     can_skip_verification = True
 
-    def __init__(self, cache: kernels.PagedCache, *, num_sms: int = NUM_SMS) -> None:
-        """Take the pages: layer ``i`` of the engine is layer ``i`` of ``cache``."""
+    def __init__(
+        self,
+        cache: kernels.PagedCache,
+        *,
+        num_sms: int = NUM_SMS,
+        mover: kernels.Mover = kernels.Mover.AUTO,
+    ) -> None:
+        """Take the pages: layer ``i`` of the engine is layer ``i`` of ``cache``.
+
+        Args:
+            cache: the pages.
+            num_sms: multiprocessors that a kernel may use.
+            mover: what moves the bytes; by default what is faster by measurement.
+        """
         self._cache = cache
         self._device = cache.storages[0].device
         self._num_sms = num_sms
+        self._mover = mover
         self._pinned = 0
 
     def bind(self, window: StagingWindow) -> None:
@@ -58,7 +74,8 @@ class DeviceMover:
         try:
             memory = torch.frombuffer(window.memory, dtype=torch.uint8)
             self._loads, self._stores = (
-                _Side(self._cache, memory, window, self._num_sms, gather=gather) for gather in (False, True)
+                _Side(self._cache, memory, window, self._num_sms, self._mover, gather=gather)
+                for gather in (False, True)
             )
         except BaseException:
             # The window goes with its executor, which comes to nothing.
@@ -168,6 +185,7 @@ class _Side:
         memory: torch.Tensor,
         window: StagingWindow,
         num_sms: int,
+        mover: kernels.Mover,
         *,
         gather: bool,
     ) -> None:
@@ -179,9 +197,19 @@ class _Side:
         self.rooms = PinnedPool()
         # Chosen here, once, for runs of the server's pages: a kernel wants its ids in pinned memory, the copy
         # engines want them in pageable memory.
-        run = max(map(cache.block_bytes, range(len(cache.layers))))
-        costs = kernels.measure_costs(device.index, True)
-        self.mover = decide(costs, gather=gather, nbytes=64 * run, runs=64).mover
+        choice = Decision(mover, "asked for")
+        if mover is kernels.Mover.AUTO:
+            run = max(map(cache.block_bytes, range(len(cache.layers))))
+            costs = kernels.measure_costs(device.index, True)
+            choice = decide(costs, gather=gather, nbytes=64 * run, runs=64)
+        self.mover = choice.mover
+        logger.info(
+            "Tutti: %s on %s go by %s (%s).",
+            "stores" if gather else "loads",
+            device,
+            self.mover.value,
+            choice.reason,
+        )
 
     @contextlib.contextmanager
     def behind(self, mark: torch.cuda.Event) -> Iterator[None]:

@@ -352,6 +352,22 @@ def test_drives_that_hang_are_waited_for_once_however_many_stores_wait(serve):
     server.close()
 
 
+def test_room_that_comes_back_is_taken_as_a_whole(serve):
+    """Small waves follow each other one at a time: each costs the interpreter as much as a large one."""
+    server = serve(runs=16)
+    server.backend.hold = True
+    server.store([(chunk, [2 * chunk, 2 * chunk + 1], 0) for chunk in range(18)])
+    while not server.executor.counters["store_slot_waits"]:
+        time.sleep(0.001)
+    server.backend.hold = False
+    for handle in server.backend.held:
+        handle.finish()
+    (result,) = server.results()
+    assert None not in result.checksums
+    assert server.executor.counters["store_waves"] == 9, "of two chunks each"
+    server.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_stored_is_what_its_step_wrote(serve, seed):
     rng = random.Random(seed)

@@ -142,8 +142,8 @@ def test_nobody_need_ask_for_slots_of_a_late_read_to_come_back(rig):
     rig.backend.hold = True
     assert rig.load((0, (10, 11))).errno == errno.ETIMEDOUT
     freed = threading.Event()
-    release = rig.executor.window.loads.release
-    rig.executor.window.loads.release = lambda slot, count: (release(slot, count), freed.set())
+    release = rig.executor.window.loads.release_all
+    rig.executor.window.loads.release_all = lambda slots, count: (release(slots, count), freed.set())
     rig.let_go()
     assert freed.wait(30)
 
