@@ -2,10 +2,13 @@
 """LoRA on a real engine: adapters hit their own chunks, never another one's, also under an old name."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import CHUNK_TOKENS, MODEL, prompt
+
+from tutti_vllm import adapters
 
 RANK = 4
 
@@ -38,8 +41,15 @@ def make_adapter(folder: Path, seed: int) -> Path:
 
 
 @pytest.fixture
-def served(start):
-    """Start engines with LoRA; ask them with an adapter."""
+def served(start, monkeypatch):
+    """Start engines with LoRA; ask them with an adapter. One is read when the test says so."""
+    readable, read = threading.Event(), adapters._read
+
+    def read_later(adapter):
+        assert readable.wait(60)
+        read(adapter)
+
+    monkeypatch.setattr(adapters, "_read", read_later)
 
     def make():
         engine = start(enable_lora=True, max_loras=2, max_lora_rank=8)
@@ -59,7 +69,13 @@ def served(start):
             engine.settle()
             return list(output.outputs[0].token_ids), *engine.transferred(before)
 
-        ask.scheduler = engine._core.scheduler.connector._scheduler
+        def learn():
+            """Let the adapters be read that were seen."""
+            readable.set()
+            assert engine._core.scheduler.connector._scheduler.adapters.wait(60)
+            readable.clear()
+
+        ask.learn = learn
         return ask
 
     return make
@@ -75,13 +91,13 @@ def test_adapters_hit_and_never_mix_also_when_one_changes_under_its_name(served,
     assert (loaded, stored) == (0, 3)
     first, loaded, stored = ask(tokens, one, 1)
     assert (loaded, stored) == (0, 0) and first != plain
-    assert ask.scheduler.adapters.wait(60)
+    ask.learn()
     assert ask(tokens, one, 1) == (first, 0, 3)
     assert ask(tokens, one, 1) == (first, 3, 0)
 
     second, loaded, stored = ask(tokens, two, 2)
     assert (loaded, stored) == (0, 0) and second not in (first, plain)
-    assert ask.scheduler.adapters.wait(60)
+    ask.learn()
     assert ask(tokens, two, 2) == (second, 0, 3)
     assert ask(tokens, two, 2) == (second, 3, 0)
     assert ask(tokens) == (plain, 3, 0)
@@ -94,7 +110,7 @@ def test_adapters_hit_and_never_mix_also_when_one_changes_under_its_name(served,
     ask = served()
     for adapter, number in ((one, 1), (two, 2)):
         ask(tokens, adapter, number)
-    assert ask.scheduler.adapters.wait(60)
+    ask.learn()
     changed, loaded, stored = ask(tokens, one, 1)
     assert (loaded, stored) == (0, 3) and changed not in (first, second, plain)
     assert ask(tokens, one, 1) == (changed, 3, 0)
