@@ -119,7 +119,7 @@ class Host:
     def report(self, result: LoadResult | StoreResult) -> None:
         """Tell the planning side."""
         if isinstance(result, LoadResult):
-            self.tier.complete_load(result)
+            self.tier.complete_load(0, result)
         else:
             self.tier.complete_store(0, result)
 

@@ -5,12 +5,14 @@
 
 Two scheduler sides take turns with the same requests, one with a shared store and one without: prompts that
 are nowhere (``miss``), on the own drive (``local``), in the shared store alone (``shared``; the side without
-one has a miss then, so that this is mostly the plan of a load) and, of the latter, only the answer to a
-further question of vLLM's (``again``). Beside them: all of a local hit without a shared store (``plain
-local``).
-A request's life is counted from its arrival to its orders. Times are of computing in the scheduler's thread
-alone, medians of the differences; the limit is 100 us a request. Chunks have 64 tokens, the shortest that the
-automatic choice makes of a common model.
+one has a miss then, so that the plan of a load is in it) and, of the latter, only the answer to a
+further question of vLLM's (``again``). Beside them: of a hit there the part that turns vLLM's block table
+into a plan, which a load from the own drive has as well (``table``), and all of a local hit without a shared
+store (``plain local``).
+A request's life is counted from its arrival to its orders, and the report of a load from the shared store.
+Times are of computing in the scheduler's thread alone, medians of the differences; the limit is 100 us a
+request, beside the ``table`` in a hit there. Chunks have 64 tokens, the shortest that the automatic choice
+makes of a common model.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.shared_tier import SharedTier, SharedTierSettings, is_shared_plan
 from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
+from tutti_vllm.block_tables import LoadTable
 from tutti_vllm.messages import StepOrders, StepReport
 from tutti_vllm.scheduler import SchedulerSide
 from tutti_vllm.shared_scheduler import SharedRules, SharedSide
@@ -38,7 +41,7 @@ BLOCK_TOKENS = 16
 GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)
 SIZES = (2048, 8192, 32768, 131072)
 LIMIT_US = 100.0
-KINDS = ("miss", "local", "shared", "again", "plain local")
+KINDS = ("miss", "local", "shared", "again", "table", "plain local")
 SUM = bytes(8 * GEOMETRY.num_layers)
 
 
@@ -62,7 +65,7 @@ class Side:
     """A scheduler's side, with a shared store or without."""
 
     def __init__(self, pool: MemoryPool | None) -> None:
-        engine = TuttiEngine(GEOMETRY, chunk_ids=range(1 << 16))
+        engine = TuttiEngine(GEOMETRY, chunk_ids=range(1 << 19))
         self.side = SchedulerSide(engine, None, hash_tokens=BLOCK_TOKENS)
         self.tier: SharedTier | None = None
         if pool is not None:
@@ -97,17 +100,30 @@ class Side:
         orders = side.build_orders({request.request_id: request.num_tokens - tokens}, {}, lambda _: table)
         spent = clock() - began - again
         side.remove_request(request.request_id)
-        self._report(orders)
+        spent += self._report(orders)
         request.num_computed_tokens = 0
         return spent, again
 
-    def _report(self, orders: StepOrders) -> None:
-        results: list[Any] = [LoadResult(each.plan.plan_id) for each in orders.loads if each.plan is not None]
+    def table(self, request: Request) -> float:
+        """Return the seconds that a load of a whole prompt takes to turn its block table into columns."""
+        blocks = ([*range(1, request.num_tokens // BLOCK_TOKENS + 2)],)
+        began = time.thread_time()
+        LoadTable(GEOMETRY, blocks, 0, request.num_tokens - GEOMETRY.chunk_tokens).rows()
+        return time.thread_time() - began
+
+    def _report(self, orders: StepOrders) -> float:
+        """Report what was ordered; return the seconds of what came from the shared store."""
+        ended = [LoadResult(each.plan.plan_id) for each in orders.loads if each.plan is not None]
+        began = time.thread_time()
+        self.side.take_report(StepReport({0: tuple(each for each in ended if is_shared_plan(each.plan_id))}))
+        spent = time.thread_time() - began
+        results: list[Any] = [each for each in ended if not is_shared_plan(each.plan_id)]
         for plan in orders.stores:
             done = None if is_shared_plan(plan.plan_id) else (SUM,) * len(plan.transfers)
             sums = (None,) * len(plan.transfers) if done is None else done
             results.append(StoreResult(plan.plan_id, sums, errno=0 if done else 11))
         self.side.take_report(StepReport({0: tuple(results)}))
+        return spent
 
     def close(self) -> None:
         """End its threads."""
@@ -147,6 +163,7 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
                     found["plain local"].append(1e6 * times[plain][0])
                 if kind == "shared":
                     found["again"].append(1e6 * difference[1])
+                    found["table"].append(1e6 * plain.table(requests[1]))
             pool.objects.clear()
             gc.collect()
     finally:

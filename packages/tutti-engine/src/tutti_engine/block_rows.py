@@ -93,6 +93,8 @@ def neighbours(positions: Sequence[int]) -> range | None:
     """Return positions as a range if each is the next one after that before it; None else, or of none."""
     if not positions:
         return None
+    if isinstance(positions, range) and positions.step == 1:
+        return positions
     found = range(positions[0], positions[-1] + 1)
     return found if len(found) == len(positions) and all(map(eq, positions, found)) else None
 

@@ -9,20 +9,24 @@ is computed, or a hit that is not seen.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tutti_engine.breaker import Breaker
 from tutti_engine.counters import Counters
 from tutti_engine.geometry import Geometry
 from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import ChunkKey
+from tutti_engine.prompt_tree import shared_length
 from tutti_engine.shared_store import SharedStore
+from tutti_engine.verdicts import keep, leading_fresh
 
-__all__ = ["LookupSettings", "Seen", "SharedLookup", "leading_fresh"]
+__all__ = ["LookupSettings", "Seen", "SharedLookup"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,9 @@ NAMES_A_CALL = 1024
 
 FIRST_LOOK = 64
 """Chunks that a walk asks for at first; then twice as many each time, so that a miss costs little."""
+
+MAX_ANSWERS = 64
+"""Prefixes whose whole answers are kept, beside the verdicts on single chunks."""
 
 MAX_WALKS = 1024
 """Prefixes that wait to be looked for; more are not asked about, their requests go by what is known."""
@@ -51,6 +58,16 @@ class LookupSettings:
     miss_seconds: float = 2.0
     call_seconds: float = 1.0
     max_chunks: int = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Some neighbouring chunks that are all there; void once any chunk was missed that had been there."""
+
+    keys: Sequence[ChunkKey]
+    chunks: int
+    end: float
+    losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,10 @@ class SharedLookup:
         self._there: dict[ChunkKey, float] = {}
         self._groups: dict[ChunkKey, frozenset[int]] = {}
         self._missing: dict[ChunkKey, float] = {}
+        # By their first keys; the thread leaves new ones for the next look.
+        self._answers: dict[ChunkKey, _Answer] = {}
+        self._new_answers: deque[_Answer] = deque()
+        self._losses = 0
         self._changed = threading.Condition()
         self._walks: deque[Sequence[ChunkKey]] = deque()
         self._asked: set[ChunkKey] = set()
@@ -120,12 +141,13 @@ class SharedLookup:
     def look(self, keys: Sequence[ChunkKey]) -> Seen:
         """Return what is known of a prefix, and ask for what is not; never waits.
 
-        Takes O(hits), without a Python loop.
+        Takes O(hits) without a Python loop, and O(log hits) where the thread or an earlier look has gone
+        through the prefix. ``keys`` must not change later on.
         """
-        chunks = self._known(keys)
+        now = self._clock()
+        chunks = self._known(keys, now)
         if chunks == len(keys):
             return Seen(chunks, True)
-        now = self._clock()
         if self._missing.get(keys[chunks], 0.0) > now or not self.is_available():
             return Seen(chunks, True)
         return Seen(chunks, not self._ask(keys[chunks:]))
@@ -149,15 +171,24 @@ class SharedLookup:
         return self.breaker.would_allow()
 
     def note_there(self, keys: Sequence[ChunkKey], groups: Sequence[frozenset[int]] = ()) -> None:
-        """Take note of chunks that were written or read just now, and of their partial groups."""
+        """Take note of chunks that were written or read just now, and of their partial groups.
+
+        Neighbouring ones that were seen before are better given to ``note_read``.
+        """
         end = self._clock() + self.settings.hit_seconds
         with self._changed:
             for position, key in enumerate(keys):
                 self._keep_there(key, end, groups[position] if groups else frozenset())
 
+    def note_read(self, keys: Sequence[ChunkKey]) -> None:
+        """Take note of neighbouring chunks of a prompt that were read just now; takes no longer for many."""
+        self._remember(_Answer(keys, len(keys), self._clock() + self.settings.hit_seconds, self._losses))
+
     def note_gone(self, keys: Sequence[ChunkKey], *, damaged: bool = False) -> None:
         """Take note of chunks that could not be read; ``damaged`` objects are removed from the store."""
         with self._changed:
+            # Also where no verdict is left: an answer may hold one of them.
+            self._losses += 1
             for key in keys:
                 self._keep_missing(key)
             if damaged:
@@ -171,6 +202,7 @@ class SharedLookup:
         with self._changed:
             for verdicts in (self._there, self._groups, self._missing):
                 verdicts.clear()
+            self._losses += 1
 
     def close(self, timeout: float = 2.0) -> None:
         """End the thread; one that hangs in the store is left behind."""
@@ -179,9 +211,29 @@ class SharedLookup:
             self._changed.notify_all()
         self._thread.join(timeout)
 
-    def _known(self, keys: Sequence[ChunkKey]) -> int:
+    def _known(self, keys: Sequence[ChunkKey], now: float) -> int:
         """Return how many leading chunks count as there."""
-        return leading_fresh(self._there, keys, self._clock())
+        while self._new_answers:
+            self._remember(self._new_answers.popleft())
+        losses, at, end = self._losses, 0, math.inf
+        while at < len(keys):
+            answer = self._answers.get(keys[at])
+            if answer is None or answer.losses != losses or answer.end <= now:
+                break
+            at += min(answer.chunks, shared_length(answer.keys, keys, at))
+            end = min(end, answer.end)
+        more, until = leading_fresh(self._there, keys, now, start=at)
+        if more:
+            self._remember(_Answer(keys, at + more, min(end, until), losses))
+        return at + more
+
+    def _remember(self, answer: _Answer) -> None:
+        """Keep an answer for the next look."""
+        answers = self._answers
+        answers.pop(answer.keys[0], None)
+        answers[answer.keys[0]] = answer
+        if len(answers) > MAX_ANSWERS:
+            del answers[next(iter(answers))]
 
     def _ask(self, keys: Sequence[ChunkKey]) -> bool:
         """Have the thread look for a prefix; return whether it will."""
@@ -223,6 +275,7 @@ class SharedLookup:
         """
         start, size = 0, FIRST_LOOK
         most = max(1, NAMES_A_CALL // len(self._objects))
+        losses, end = self._losses, self._clock() + self.settings.hit_seconds
         while start < len(keys) and self.breaker.allow():
             piece = keys[start : start + min(size, most)]
             behind = keys[start + len(piece) : start + len(piece) + 1]
@@ -230,6 +283,8 @@ class SharedLookup:
                 heads.update(behind)
                 self._asked.update(behind)
             there = self._look_up(piece)
+            if there:
+                self._new_answers.append(_Answer(keys, start + there, end, losses))
             if there is None or there < len(piece):
                 return
             start, size = start + len(piece), 2 * size
@@ -260,12 +315,27 @@ class SharedLookup:
             if self.breaker.is_open:
                 logger.info("Tutti: the shared store says again what it holds.")
             self.breaker.succeeded()
-        rows = [found[at : at + width] for at in range(0, len(found), width)]
-        return self._take(keys, rows)
+        # All of a prefix, as a rule.
+        leading = next((at for at, there in enumerate(found) if not there), len(found)) // width
+        if self._partial:
+            leading = 0
+        self._take_whole(keys[:leading])
+        rows = [found[at : at + width] for at in range(leading * width, len(found), width)]
+        return leading + self._take(keys[leading:], rows)
 
     def _note_failure(self, why: str) -> None:
         if self.breaker.failed():
             logger.warning("Tutti: the shared store does not say what it holds, go on without: %s", why)
+
+    def _take_whole(self, keys: Sequence[ChunkKey]) -> None:
+        """Note that each object of some chunks is there, without a Python loop."""
+        there, missing = self._there, self._missing
+        with self._changed:
+            for key in list(filter(missing.__contains__, keys)):
+                del missing[key]
+            there.update(dict.fromkeys(keys, self._clock() + self.settings.hit_seconds))
+            for key in list(islice(there, max(0, len(there) - self.settings.max_chunks))):
+                del there[key]
 
     def _take(self, keys: Sequence[ChunkKey], rows: Sequence[Sequence[bool]]) -> int:
         end = self._clock() + self.settings.hit_seconds
@@ -299,30 +369,11 @@ class SharedLookup:
         self._missing.pop(key, None)
         if self._partial:
             self._groups[key] = groups
-        _keep(self._there, key, end, self.settings.max_chunks)
+        keep(self._there, key, end, self.settings.max_chunks)
         if len(self._groups) > 2 * self.settings.max_chunks:
             self._groups = {each: self._groups.get(each, frozenset()) for each in self._there}
 
     def _keep_missing(self, key: ChunkKey) -> None:
-        self._there.pop(key, None)
+        self._losses += self._there.pop(key, None) is not None
         self._groups.pop(key, None)
-        _keep(self._missing, key, self._clock() + self.settings.miss_seconds, self.settings.max_chunks)
-
-
-def leading_fresh(ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float) -> int:
-    """Return how many leading keys have an end that has not come; takes O(that), without a Python loop."""
-    start, size = 0, FIRST_LOOK
-    while start < len(keys):
-        found = list(map(ends.get, keys[start : start + size]))
-        if None in found or min(found) <= now:  # type: ignore[type-var, operator]
-            return start + next(at for at, end in enumerate(found) if end is None or end <= now)
-        start, size = start + size, 2 * size
-    return len(keys)
-
-
-def _keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:
-    """Set a verdict; the one that was set first goes for it where there are too many."""
-    verdicts.pop(key, None)
-    verdicts[key] = end
-    if len(verdicts) > most:
-        verdicts.pop(next(iter(verdicts)))
+        keep(self._missing, key, self._clock() + self.settings.miss_seconds, self.settings.max_chunks)

@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +22,12 @@ from tutti_engine.geometry import Geometry
 from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.prefix_hits import longest_hit
+from tutti_engine.prompt_tree import PromptTree, Run
 from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
-from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup, leading_fresh
+from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
 from tutti_engine.shared_store import SharedStore
 from tutti_engine.transfers import Transfers
+from tutti_engine.verdicts import leading_fresh
 
 __all__ = ["WRITE_POLICIES", "SharedTier", "SharedTierSettings", "is_shared_plan"]
 
@@ -69,7 +70,10 @@ class SharedTierSettings:
 @dataclass(slots=True)
 class _Load:
     keys: Sequence[ChunkKey]
-    ranks_left: int
+    # Those of its prompt up to the last one of these.
+    prompt: Sequence[ChunkKey]
+    num_ranks: int
+    ranks: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     guilty: set[int] = field(default_factory=set)
     errno: int = 0
@@ -141,8 +145,7 @@ class SharedTier:
             clock=clock,
         )
         self._sights = WRITE_POLICIES[self.settings.write]
-        self._seen: Counter[ChunkKey] = Counter()
-        self._seen_before: Counter[ChunkKey] = Counter()
+        self._prompts = PromptTree(max(1, self._sights), REMEMBERED)
         self._written: dict[ChunkKey, float] = {}
         self._writing: set[ChunkKey] = set()
         self._loads: dict[int, _Load] = {}
@@ -209,54 +212,70 @@ class SharedTier:
 
     def note_prompt(self, keys: Sequence[ChunkKey]) -> None:
         """Count a new prompt's chunks, from the first one on. Call it once a prompt."""
-        if self._sights > 1:
-            self._seen.update(keys)
-            if len(self._seen) > REMEMBERED:
-                self._seen, self._seen_before = Counter(), self._seen
+        if self._sights:
+            self._prompts.note(keys, self._clock())
 
-    def plan_load(self, wanted: Sequence[tuple[ChunkKey, BlockIds]]) -> LoadPlan:
-        """Return the plan to load chunks, each given with its block ids by KV cache group.
+    def plan_load(
+        self, wanted: Sequence[tuple[ChunkKey, BlockIds]], prompt: Sequence[ChunkKey] = ()
+    ) -> LoadPlan:
+        """Return the plan to load neighbouring chunks, each given with its block ids by KV cache group.
 
         Nothing holds them in the store: one that is gone fails when it is read.
+
+        Args:
+            wanted: the chunks.
+            prompt: the keys of their prompt's chunks from the first one to the last of these; without them
+                these are taken for the first ones.
         """
         self.load_breaker.allow()
         chunks = ChunkBlocks.of(wanted)
         keys = tuple(chunks.keys)
         plan = LoadPlan(self._new_plan_id(), Transfers(chunks, keys))
-        self._loads[plan.plan_id] = _Load(keys, self._load_ranks)
+        self._loads[plan.plan_id] = _Load(keys, prompt or keys, self._load_ranks)
         return plan
 
     def drop_load(self, plan_id: int) -> None:
         """Forget a load plan that no rank will ever hear of."""
         self._loads.pop(plan_id, None)
 
-    def wants(self, keys: Sequence[ChunkKey], *, beside: int = 0) -> list[int]:
+    def wants(self, keys: Sequence[ChunkKey], *, start: int = 0, beside: int = 0) -> list[int]:
         """Return the positions of chunks that are worth a write and are not there, as far as is known.
 
         Args:
-            keys: neighbouring chunks of a prompt. The first one that too few prompts had ends the look: those
-                behind it were in no more of them.
+            keys: a prompt's chunks from the first one on. The first one that too few prompts had ends the
+                look: those behind it were in no more of them.
+            start: the first one that is asked about.
             beside: chunks that are about to be planned already. Not more are returned than may be on their
                 way beside those.
         """
         if not self._sights or self._retired is not None or not self.store_breaker.would_allow():
             return []
-        now, written, writing = self._clock(), self._written, self._writing
-        first = leading_fresh(written, keys, now)
-        seen, before, sights = self._seen, self._seen_before, self._sights if self._sights > 1 else 0
-        is_there, room = self.lookup.is_there, self._room() - beside
+        now, room = self._clock(), self._room() - beside
         wanted: list[int] = []
-        for at in range(first, len(keys)):
-            key = keys[at]
-            if sights and seen.get(key, 0) + before.get(key, 0) < sights:
+        # Chunks of answers are of no prompt that was noted, and are written where that is no condition.
+        for run in (*self._prompts.runs(keys), Run(len(keys), 0, 0.0)):
+            if self._sights > 1 and run.prompts < self._sights:
                 break
+            if run.end <= start:
+                continue
+            if run.held_until <= now and not self._pick(wanted, keys, range(start, run.end), room):
+                self._count("shared_dropped_chunks", 1)
+                break
+            start = run.end
+        return wanted
+
+    def _pick(self, wanted: list[int], keys: Sequence[ChunkKey], places: range, room: int) -> bool:
+        """Add chunks that are neither there nor on their way; return whether there was room for all."""
+        now, written, writing, is_there = self._clock(), self._written, self._writing, self.lookup.is_there
+        fresh, _ = leading_fresh(written, keys[: places.stop], now, start=places.start)
+        for at in places[fresh:]:
+            key = keys[at]
             if key in writing or written.get(key, 0.0) > now or is_there(key):
                 continue
             if len(wanted) >= room:
-                self._count("shared_dropped_chunks", 1)
-                break
+                return False
             wanted.append(at)
-        return wanted
+        return True
 
     def _room(self) -> int:
         """Return how many more chunks may be on their way to the store."""
@@ -274,16 +293,19 @@ class SharedTier:
             return None
         chunks = ChunkBlocks.of(chosen)
         plan = StorePlan(self._new_plan_id(), Transfers(chunks, tuple(chunks.keys)))
-        groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chosen]
+        groups: list[frozenset[int]] = []
+        if self.geometry.is_partial:
+            groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chosen]
         self._stores[plan.plan_id] = _Store(list(chunks.keys), groups, self._ranks)
         self._writing.update(chunks.keys)
         return plan
 
-    def complete_load(self, result: LoadResult) -> bool:
+    def complete_load(self, rank: int, result: LoadResult) -> bool:
         """Take one rank's report; return True once every rank has reported that plan."""
         load = self._loads.get(result.plan_id)
-        if load is None:
+        if load is None or rank in load.ranks:
             return False
+        load.ranks.add(rank)
         self._count("shared_read_bytes", result.bytes_read)
         tokens = len(load.keys) * self.geometry.chunk_tokens
         if result.seconds and (not result.failed or result.errno == errno.ETIMEDOUT):
@@ -293,8 +315,7 @@ class SharedTier:
         load.guilty.update(set(result.failed) - set(result.untried))
         load.errno = worse(load.errno, result.errno)
         load.damaged |= bool(result.corrupt) or result.errno == errno.EBADMSG
-        load.ranks_left -= 1
-        if load.ranks_left:
+        if len(load.ranks) < load.num_ranks:
             return False
         del self._loads[result.plan_id]
         self._count("shared_load_chunks", len(load.keys) - len(load.failed))
@@ -319,7 +340,7 @@ class SharedTier:
         self._writing.difference_update(store.keys)
         done = [at for at in range(len(store.keys)) if at not in store.failed]
         keys = [store.keys[at] for at in done]
-        self.lookup.note_there(keys, [store.groups[at] for at in done])
+        self.lookup.note_there(keys, [store.groups[at] for at in done] if store.groups else ())
         self._remember_written(keys)
         self._count("shared_store_chunks", len(done))
         if store.errno in NO_ROOM_ERRORS:
@@ -342,8 +363,15 @@ class SharedTier:
         self._store.shutdown()
 
     def _settle_load(self, load: _Load) -> None:
+        first = len(load.prompt) - len(load.keys)
+        if not load.failed:
+            if not self.geometry.is_partial:
+                # A long prompt has thousands, and a scheduler that waits.
+                self.lookup.note_read(load.keys)
+                self._prompts.hold(load.prompt, first, self._clock() + WRITTEN_SECONDS)
+            return
         good = [key for at, key in enumerate(load.keys) if at not in load.failed]
-        if good and not self.geometry.is_partial:
+        if not self.geometry.is_partial:
             self.lookup.note_there(good)
             self._remember_written(good)
         bad = [load.keys[at] for at in sorted(load.guilty)]
@@ -352,6 +380,7 @@ class SharedTier:
             self.lookup.note_gone(bad, damaged=load.damaged)
             for key in bad:
                 self._written.pop(key, None)
+            self._prompts.hold(load.prompt, first + min(load.guilty), 0.0)
 
     def _remember_written(self, keys: Sequence[ChunkKey]) -> None:
         end = self._clock() + WRITTEN_SECONDS

@@ -243,12 +243,13 @@ class SchedulerSide:
         try:
             table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
             chunks = table.chunks
-            keys, rows = self._keys_of(tracked)[chunks.start : chunks.stop], table.rows()
+            prompt = self._keys_of(tracked)[: chunks.stop]
+            keys, rows = prompt[chunks.start :], table.rows()
             use = self._use_of(tracked, external_tokens)
             if shared_tokens and self.shared is not None:
                 border = (held + external_tokens - shared_tokens) // self._chunk_tokens - chunks.start
                 shared = ChunkBlocks(keys[border:], cut(rows, border, len(keys)))
-                shared_plan = self.shared.plan_load(request.request_id, shared, shared_tokens)
+                shared_plan = self.shared.plan_load(request.request_id, shared, shared_tokens, prompt)
                 chunks = range(chunks.start, chunks.start + border)
                 keys, rows = keys[:border], cut(rows, 0, border)
             if keys:
@@ -541,16 +542,16 @@ class SchedulerSide:
         unknown = self._engine.planner.unknown(keys)
         wanted: list[int] = []
         if self.shared is not None and tracked.adapter is None:
-            wanted = self.shared.wants(keys)
+            wanted = self.shared.wants(self._keys_of(tracked)[:last], first)
         if not unknown and not wanted:
             return [], 0
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return [], 0
         if self.shared is not None:
-            for position in wanted:
-                blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
-                self.shared.note_candidate(keys[position], blocks)
+            for chunk in wanted:
+                blocks = stored_blocks(self._engine.geometry, block_ids, chunk)
+                self.shared.note_candidate(keys[chunk - first], blocks)
         completed: list[tuple[ChunkKey, BlockIds]] = []
         for position in unknown:
             blocks = stored_blocks(self._engine.geometry, block_ids, first + position)

@@ -189,9 +189,11 @@ class SharedSide:
             return False
         return True
 
-    def plan_load(self, request_id: str, chunks: ChunkBlocks, tokens: int) -> LoadPlan:
-        """Return the plan to load what was promised to a request."""
-        plan = self.tier.plan_load(chunks)
+    def plan_load(
+        self, request_id: str, chunks: ChunkBlocks, tokens: int, prompt: Sequence[ChunkKey]
+    ) -> LoadPlan:
+        """Return the plan to load what was promised to a request; ``prompt`` are its keys up to the last."""
+        plan = self.tier.plan_load(chunks, prompt)
         self._asked.pop(request_id, None)
         self._tokens[plan.plan_id] = tokens
         self.chooser.begin(plan.plan_id, tokens, parked=True)
@@ -211,9 +213,9 @@ class SharedSide:
             return self.rules.load_seconds
         return min(self.rules.load_seconds, max(LEAST_PATIENCE, PATIENCE * compute))
 
-    def wants(self, keys: Sequence[ChunkKey]) -> list[int]:
-        """Return the positions of chunks that are worth a write, beside those noted in this step."""
-        return self.tier.wants(keys, beside=len(self._candidates))
+    def wants(self, keys: Sequence[ChunkKey], start: int) -> list[int]:
+        """Return a prompt's chunks from ``start`` on that are worth a write, beside those of this step."""
+        return self.tier.wants(keys, start=start, beside=len(self._candidates))
 
     def note_candidate(self, key: ChunkKey, blocks: BlockIds | None) -> None:
         """Take a chunk that this step completes, and its blocks by KV cache group, if it has them."""
@@ -248,7 +250,7 @@ class SharedSide:
     def take(self, rank: int, result: Result) -> bool:
         """Take one rank's report; return True for the last one of a load."""
         if isinstance(result, LoadResult):
-            if self.tier.complete_load(result):
+            if self.tier.complete_load(rank, result):
                 self._end(result.plan_id)
                 return True
         elif isinstance(result, StoreResult):

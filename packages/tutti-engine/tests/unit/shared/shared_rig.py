@@ -77,7 +77,7 @@ class Server:
         plan = self.tier.plan_load([(key, ((2 * n, 2 * n + 1),)) for n, key in enumerate(keys)])
         self.executor.load(plan)
         (result,) = self.results()
-        assert self.tier.complete_load(result)
+        assert self.tier.complete_load(0, result)
         return result
 
     def right(self, keys):

@@ -194,3 +194,76 @@ def test_an_answer_that_is_no_sequence_does_not_end_the_thread():
         view.store.exists = lambda names: dict(zip(names, exists(names))).values()
         assert view.until_decided(keys_of(3)) == 2
         assert view.until_decided(keys_of(1, start=7)) == 0
+
+
+def chained(count, *, fork=1 << 30):
+    """Keys of a prompt that leaves another one's way at chunk ``fork``."""
+    return [b"chunk %d of %d" % (n, n >= fork) for n in range(count)]
+
+
+class Counting(dict):
+    """Verdicts that count how often they are asked for."""
+
+    asked = 0
+
+    def get(self, *arguments):
+        self.asked += 1
+        return super().get(*arguments)
+
+
+def counted(view):
+    view.lookup._there = Counting(view.lookup._there)
+    return view.lookup._there
+
+
+def test_what_was_gone_through_is_not_gone_through_again():
+    with View() as view:
+        view.put(chained(3000))
+        assert view.until_decided(chained(3000)) == 3000
+        verdicts = counted(view)
+        assert view.lookup.look(chained(3000)) == Seen(3000, True)
+        assert view.lookup.look(chained(500)) == Seen(500, True)
+        assert not view.lookup.look(chained(3000, fork=2500)).decided
+        assert verdicts.asked <= 64, "those of the part that is new"
+
+
+def test_an_answer_does_not_outlive_the_loss_of_one_of_its_chunks():
+    with View(miss_seconds=1e9) as view:
+        keys = chained(300)
+        view.put(keys)
+        assert view.until_decided(keys) == 300
+        view.lookup.note_gone(keys[200:201])
+        assert view.lookup.look(keys) == Seen(200, True)
+        view.lookup.note_read(keys)
+        assert view.lookup.look(keys) == Seen(300, True)
+        view.lookup._there.clear()
+        view.lookup.note_gone(keys[100:101])
+        assert view.lookup.look(keys).chunks == 0, "also of one without a verdict"
+
+
+def test_a_loss_that_the_thread_sees_counts_as_well():
+    with View() as view:
+        keys = chained(100)
+        view.put(keys)
+        assert view.until_decided(keys) == 100
+        del view.pool.objects[NAMES.name(0, 0, keys[50])]
+        view.clock.now += 20
+        view.lookup.note_read(keys[:40])
+        view.lookup.note_read(keys[40:])
+        view.clock.now += 15
+        # The verdicts are out of date, the answers are not, until somebody else's question says more.
+        assert view.lookup.look(keys) == Seen(100, True)
+        assert view.until_decided(keys[45:]) == 5
+        assert view.until_decided(keys) == 50
+
+
+def test_answers_age_and_are_bounded():
+    with View(hit_seconds=10) as view:
+        view.lookup.note_read(chained(20))
+        view.clock.now += 11
+        assert not view.lookup.look(chained(20)).decided
+        for number in range(200):
+            view.lookup.note_read([b"%d" % number])
+        assert len(view.lookup._answers) <= 64
+        view.lookup.forget()
+        assert view.lookup.look([b"199"]).chunks == 0

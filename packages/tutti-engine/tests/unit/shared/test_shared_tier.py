@@ -234,3 +234,44 @@ def test_a_store_that_says_done_and_brings_nothing_is_not_believed(server, pool,
     result = other.load(keys)
     assert (result.failed, result.errno) == ((0, 1), errno.EBADMSG)
     assert other.right(keys) == [None, None]
+
+
+def test_what_was_loaded_is_not_written_back_and_what_was_lost_is(server, pool):
+    clock = Clock()
+    one, other = server(), server(clock=clock, write="second_sight")
+    keys = keys_of(6)
+    one.store(keys)
+    for _ in range(2):
+        other.tier.note_prompt(keys)
+    assert other.look(keys) == 6
+    assert other.load(keys).failed == ()
+    clock.now += 100
+    other.tier.lookup.forget()
+    assert other.tier.wants(keys) == []
+    other.tier.note_prompt([*keys, b"a later turn"])
+    other.tier.note_prompt([*keys, b"a later turn"])
+    assert other.tier.wants([*keys, b"a later turn"]) == [6]
+    damage(pool, keys[3:4], 5000)
+    assert other.look(keys) == 6
+    assert other.load(keys).failed == (3,)
+    assert other.tier.wants(keys) == [3]
+    clock.now += 1000
+    other.tier.lookup.forget()
+    assert other.tier.wants(keys, start=2) == [2, 3, 4, 5]
+
+
+def test_one_rank_that_reports_twice_does_not_speak_for_another(server):
+    one, other = server(), server()
+    keys = keys_of(2)
+    one.store(keys)
+    assert other.look(keys) == 2
+    other.tier._load_ranks = 2
+    plan = other.tier.plan_load([(key, ((2 * n, 2 * n + 1),)) for n, key in enumerate(keys)])
+    other.executor.load(plan)
+    (result,) = other.results()
+    assert not other.tier.complete_load(0, result)
+    assert not other.tier.complete_load(0, result)
+    assert other.tier.pending_loads == 1
+    assert other.tier.counters["shared_read_bytes"] == result.bytes_read
+    assert other.tier.complete_load(1, result)
+    assert other.tier.pending_loads == 0

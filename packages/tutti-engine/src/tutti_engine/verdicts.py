@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Until when something counts, chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+
+from tutti_engine.plan import ChunkKey
+
+__all__ = ["keep", "leading_fresh"]
+
+FIRST_LOOK = 64
+"""Keys that are looked at at first; then twice as many each time, so that a miss costs little."""
+
+
+def leading_fresh(
+    ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float, *, start: int = 0
+) -> tuple[int, float]:
+    """Return how many keys from ``start`` on have an end that has not come, and the first of these ends.
+
+    Takes O(that), without a Python loop.
+    """
+    at, size, first_end = start, FIRST_LOOK, math.inf
+    while at < len(keys):
+        found = list(map(ends.get, keys[at : at + size], repeat(-math.inf)))
+        least = min(found)
+        if least <= now:
+            fresh = found[: next(n for n, end in enumerate(found) if end <= now)]
+            return at - start + len(fresh), min([first_end, *fresh])
+        first_end = min(first_end, least)
+        at, size = at + size, 2 * size
+    return max(0, len(keys) - start), first_end
+
+
+def keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:
+    """Set a verdict; the one that was set first goes for it where there are too many."""
+    verdicts.pop(key, None)
+    verdicts[key] = end
+    if len(verdicts) > most:
+        verdicts.pop(next(iter(verdicts)))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of prompts run by run is what a count of each single chunk would say."""
+
+import hashlib
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tutti_engine.prompt_tree import PromptTree, shared_length
+
+MOST = 3
+
+
+def chained(words):
+    """Keys of a prompt whose chunks have these contents."""
+    keys, parent = [], b""
+    for word in words:
+        parent = hashlib.blake2b(parent + bytes([word]), digest_size=8).digest()
+        keys.append(parent)
+    return keys
+
+
+prompts = st.lists(st.lists(st.integers(0, 1), max_size=9), max_size=25)
+
+
+def known(tree, keys):
+    """What a tree says, chunk by chunk."""
+    found, at = [], 0
+    for run in tree.runs(keys):
+        found += [(run.prompts, run.held_until)] * (run.end - at)
+        at = run.end
+    assert at <= len(keys)
+    return found + [(0, 0.0)] * (len(keys) - at)
+
+
+@given(prompts, st.lists(st.integers(0, 1), max_size=9), st.data())
+def test_each_chunk_has_its_own_count_and_time(noted, asked, data):
+    tree, counts, held = PromptTree(MOST, 1 << 20), Counter(), {}
+    for number, words in enumerate(noted):
+        keys = chained(words)
+        tree.note(keys)
+        counts.update(keys)
+        if keys and data.draw(st.booleans()):
+            start = data.draw(st.integers(0, len(keys) - 1))
+            tree.hold(keys, start, number + 1.0)
+            held |= dict.fromkeys(keys[start:], number + 1.0)
+    for words in (*noted, asked):
+        keys = chained(words)
+        assert known(tree, keys) == [(min(counts[key], MOST), held.get(key, 0.0)) for key in keys]
+
+
+@given(prompts)
+def test_what_is_over_does_not_keep_runs_apart(noted):
+    tree = PromptTree(MOST, 1 << 20)
+    keys = chained([0] * 200)
+    for length in range(1, 201):
+        tree.note(keys[:length], now=float(length))
+        tree.hold(keys[:length], length - 1, length + 0.5)
+    assert len(tree.runs(keys)) <= MOST + 2
+
+
+def test_old_prompts_go_and_the_last_ones_stay():
+    tree = PromptTree(2, 10)
+    stem = chained([1] * 8)
+    tree.note(stem)
+    tree.note(chained([2, 3, 4]))
+    assert known(tree, stem)[0] == (1, 0.0), "of the generation before"
+    tree.note(stem)
+    assert known(tree, stem) == [(2, 0.0)] * 8, "both generations count"
+    for number in range(10, 16):
+        tree.note(chained([number] * 8))
+    assert tree.runs(stem) == []
+
+
+@given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40), st.integers(0, 5))
+def test_where_two_prompts_part_is_found(one, other, at):
+    shared = next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    assert shared_length(chained(one), chained(other)) == shared
+    if at <= shared:
+        assert shared_length(chained(one)[at:], chained(other), at) == shared - at
