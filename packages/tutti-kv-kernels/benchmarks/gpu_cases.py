@@ -15,7 +15,7 @@ from gpu_timing import Rotation, alternating_us, host_us, on_stream_us
 
 import tutti_kv_kernels as tk
 
-__all__ = ["beside_gemm", "device_windows", "host_costs", "pinned_windows"]
+__all__ = ["Gemm", "beside_gemm", "device_windows", "host_costs", "pinned_windows", "random_bytes"]
 
 MIB = 1 << 20
 Row = dict[str, Any]
@@ -210,10 +210,10 @@ def _pinned(
 class Gemm:
     """Products of two bf16 matrices, one after the other on a stream of their own."""
 
-    def __init__(self, n: int = 8192) -> None:
+    def __init__(self, n: int = 8192, stream: torch.cuda.Stream | None = None) -> None:
         self._a, self._b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         self._out = torch.empty_like(self._a)
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream() if stream is None else stream
 
     def milliseconds(self, count: int) -> float:
         with torch.cuda.stream(self._stream):

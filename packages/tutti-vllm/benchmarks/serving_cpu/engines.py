@@ -178,6 +178,10 @@ class EngineProcess:
         """Empty vLLM's own prefix cache; a connector keeps what it has."""
         self._send({"forget": True})
 
+    def profile(self, *, begin: bool) -> None:
+        """Begin or end a trace of torch's profiler, for engines with a ``profiler_config``."""
+        self._send({"profile": begin})
+
     def close(self) -> None:
         """End the engine."""
         assert self._process.stdin is not None
@@ -227,6 +231,9 @@ def main() -> None:
         request = json.loads(line)
         if "forget" in request:
             llm.reset_prefix_cache()
+            continue
+        if "profile" in request:
+            llm.start_profile() if request["profile"] else llm.stop_profile()
             continue
         answers = answer(llm, request["prompts"], request["max_tokens"], at_once=request["at_once"])
         print(MARK + json.dumps(asdict(answers)), flush=True)

@@ -76,6 +76,15 @@ def connector(system: str, place: Place) -> dict[str, Any] | None:
     """Return a system's ``kv_transfer_config``."""
     if system == "alone":
         return None
+    if system == "nothing":
+        return {
+            "kv_connector": "NothingConnector",
+            "kv_connector_module_path": "nothing_connector",
+            "kv_role": "kv_both",
+        }
+    if system == "tutti, no stores":
+        # Prompts that nobody repeats are looked up, and never stored.
+        return engines.tutti(place.root(system), place.capacity, admission="second_sight")
     if system.startswith("tutti"):
         layerwise = {"load_mode": "layerwise"} if system == "tutti layer-wise" else {}
         return engines.tutti(place.root("tutti"), place.capacity, **(place.settings | layerwise))

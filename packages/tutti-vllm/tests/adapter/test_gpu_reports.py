@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overlap and milestones are worked out rightly from what a run leaves. No GPU, and no engine, is needed."""
+
+import gzip
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "serving_gpu"
+if not FOLDER.is_dir():
+    pytest.skip("benchmarks are not part of the installed package", allow_module_level=True)
+
+BASE = 1_700_000_000_000_000
+"""Microseconds of the epoch at which the trace's clock has its zero."""
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in ("overlap", "phases", "costs", "fleet", "systems", "engines"):
+        sys.modules.pop(name, None)
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith("serving_cpu")]
+
+
+def kernel(name, ts, dur, cat="kernel", **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+def read(name, start, spent, thread="tutti-read"):
+    return [name, thread, BASE + start, spent]
+
+
+def traced(*events):
+    return {"baseTimeNanoseconds": BASE * 1000, "traceEvents": list(events)}
+
+
+def test_intervals(load):
+    overlap = load("overlap")
+    assert overlap.union([(5, 7), (1, 3), (2, 4), (4, 5), (9, 9)]) == [(1, 7)]
+    assert overlap.common([(0, 4), (6, 9)], [(1, 2), (3, 7), (8, 20)]) == [(1, 2), (3, 4), (6, 7), (8, 9)]
+    assert overlap.common([(0, 1)], [(1, 2)]) == [] and overlap.common([], [(1, 2)]) == []
+
+
+def test_a_load_behind_computation_is_hidden_and_one_beside_it_is_not(load):
+    trace = traced(
+        kernel("gemm", 0, 1000),
+        kernel("void tutti::kv::page_kernel<1>", 500, 300),
+        kernel("gemm", 2000, 1000),
+        kernel("Memcpy HtoD (Pinned -> Device)", 2900, 5, "gpu_memcpy", bytes=64),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9000},
+    )
+    # Read from 200 to 600, all of it hidden, and from 900 to 1300, a quarter of it.
+    spans = [
+        read("submit reads", 200, 10),
+        read("submit reads", 900, 10),
+        read("wait for reads", 300, 300),
+        read("wait for reads", 950, 350),
+    ]
+    found = load("overlap").report(trace, [{"spans": spans}])
+    assert found["total ms"] == 3.0 and found["computing ms"] == 2.0
+    assert found["copies to pages ms"] == pytest.approx(0.3)
+    # 200 to 800 and 900 to 1300.
+    assert found["load ms"] == pytest.approx(1.0)
+    assert found["share of the load that is hidden"] == pytest.approx(0.7)
+    assert found["share of the reads that is hidden"] == pytest.approx(500 / 800)
+    assert found["GPU idle share"] == pytest.approx(1 / 3)
+    assert found["total / longer"] == pytest.approx(1.5)
+
+
+def test_copies_by_the_copy_engines_count_as_loads(load):
+    trace = traced(
+        kernel("gemm", 0, 100), kernel("Memcpy HtoD (Pinned -> Device)", 100, 100, "gpu_memcpy", bytes=65536)
+    )
+    found = load("overlap").report(trace, [])
+    assert found["copies to pages ms"] == 0.1 and found["share of the load that is hidden"] == 0
+
+
+def test_files_that_do_not_belong_together_are_refused(load):
+    overlap = load("overlap")
+    with pytest.raises(ValueError, match="one clock"):
+        overlap.report(
+            traced(kernel("gemm", 0, 10)),
+            [{"spans": [read("submit reads", 50, 1), read("wait for reads", 60, 1)]}],
+        )
+    with pytest.raises(ValueError, match="no kernels"):
+        overlap.report(traced(), [])
+
+
+def test_the_program_reads_packed_traces(load, monkeypatch, tmp_path, capsys):
+    trace, watch = tmp_path / "t.json.gz", tmp_path / "w.jsonl"
+    trace.write_bytes(gzip.compress(json.dumps(traced(kernel("gemm", 0, 1000))).encode()))
+    line = {"spans": [read("submit reads", 0, 10), read("wait for reads", 100, 400)]}
+    watch.write_text(json.dumps(line) + "\n")
+    monkeypatch.setattr(sys, "argv", ["overlap", str(trace), str(watch)])
+    assert load("overlap").main() == 0
+    assert "share of the load that is hidden: 1.000" in capsys.readouterr().out
+
+
+def test_milestones_follow_a_request_from_its_arrival(load):
+    phases = load("phases")
+    line = {
+        "events": {"arrived": BASE, "load planned": BASE + 1000, "computing": BASE + 9000},
+        "spans": [
+            read("submit reads", 2000, 100),
+            read("wait for reads", 2500, 1500),
+            read("wait for scatter", 4000, 1000),
+        ],
+        "calls": {"build_connector_meta": [4, 40.0], "take_events": [4, 4.0]},
+    }
+    assert phases.milestones(line) == {
+        "load planned": 1.0,
+        "first read": 2.0,
+        "last read": 4.0,
+        "last copy": 5.0,
+        "computing": 9.0,
+    }
+    later = line | {"calls": {"build_connector_meta": [10, 160.0], "take_events": [4, 4.0]}}
+    assert phases.callbacks([line, later], 1) == {"build_connector_meta": (6, 20.0)}
+    printed = phases.table([line, later])
+    assert "all callbacks: 16.4 us a step, 10 steps" in printed and "last copy 5.0" in printed
+
+
+def test_costs_show_medians_and_whom_they_are_of(load):
+    costs = load("costs")
+    found = {
+        "token": {"nothing to store": {"alone": [0.004, 0.006, 0.005], "nothing": [0.0055]}},
+        "loads": {
+            "100": {"tutti": [{"milestones": {"last copy": 5.0}, "spans": {"submit reads": (2, 0.5, 1.0)}}]}
+        },
+        "failed": {"host": "it ended"},
+    }
+    printed = costs.table(found)
+    assert "| alone | 5.00 |" in printed and "| nothing | 5.50 |" in printed
+    assert "- tutti: last copy 5.0" in printed and "submit reads 2 x 0.50 = 1.0" in printed
+    assert "host ended: it ended" in printed
+    assert costs.in_turn(["a", "b", "c"], 4) == ["b", "c", "a"]
