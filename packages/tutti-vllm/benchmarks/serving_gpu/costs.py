@@ -37,7 +37,16 @@ from systems import Place, connector, engine_options, engines
 
 __all__ = ["VARIANTS", "Bench", "table"]
 
-NEW = ("alone", "nothing", "tutti, no stores", "tutti", "host")
+NEW: dict[str, tuple[str, dict[str, Any]]] = {
+    "alone": ("alone", {}),
+    "nothing": ("nothing", {}),
+    "tutti, no stores": ("tutti, no stores", {}),
+    "tutti": ("tutti", {}),
+    "tutti, 2 multiprocessors": ("tutti", {"mover": "kernel", "sms": 2}),
+    "tutti, copy engines": ("tutti", {"mover": "copy_engine"}),
+    "host": ("host", {}),
+}
+"""Which engine is asked for new prompts, and what is changed in it while it runs."""
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tutti": ("tutti", {}),
@@ -50,10 +59,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tutti, 16 threads": ("16 threads", {}),
     "host": ("host", {}),
 }
-"""Which engine is asked, and what is changed in it while it runs."""
+"""The same for stored prompts."""
 
-SMALL = 4096
-"""Tokens that engines without long prompts take."""
+SMALL = ("alone", "nothing", "tutti, no stores")
+"""Engines that are asked for short prompts only."""
 
 
 @dataclass
@@ -69,31 +78,33 @@ class Bench:
     running: dict[str, engines.EngineProcess] = field(default_factory=dict)
     found: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def systems(self) -> list[str]:
-        """Those of ``new`` that run here: vLLM's host tier needs a GPU."""
-        return [each for each in NEW if each != "host" or not self.options.cpu]
-
     def watch_file(self, name: str) -> Path:
         """What an engine's watched connector writes."""
         return self.place.folder / f"watch-{name.replace(' ', '-')}.jsonl"
 
     def start(
-        self, name: str, system: str, *, watched: bool = False, traced: bool = False, **environment: str
+        self,
+        name: str,
+        system: str,
+        *,
+        watched: bool = False,
+        stores: bool = False,
+        traced: bool = False,
+        **environment: str,
     ) -> None:
-        """Start an engine; ``ready`` waits for it."""
+        """Start an engine; the first answer waits for it."""
         config = connector(system, self.place)
         if watched and config is not None:
             config["kv_connector_module_path"] = "watched_connector"
             config["kv_connector"] = "WatchedNothing" if system == "nothing" else "WatchedTutti"
             if system != "nothing":
                 mode = "layerwise" if system == "tutti layer-wise" else "async"
-                config["kv_connector_extra_config"] |= {"read_only": True, "load_mode": mode}
+                config["kv_connector_extra_config"] |= {"read_only": not stores, "load_mode": mode}
             environment |= {
                 "TUTTI_WATCH": str(self.watch_file(name)),
                 "TUTTI_KNOBS": str(self.knobs(name)),
             }
-        longest = max(self.options.lengths) if name not in NEW[:3] else SMALL
+        longest = max(self.options.new_lengths if name in SMALL else self.options.lengths)
         options, model = self._engine_options(system, longest)
         if traced:
             options["profiler_config"] = {
@@ -120,6 +131,12 @@ class Bench:
     def knobs(self, name: str) -> Path:
         """The file that turns an engine's knobs."""
         return self.place.folder / f"knobs-{name.replace(' ', '-')}.json"
+
+    def tune(self, variant: str, variants: dict[str, tuple[str, dict[str, Any]]]) -> str:
+        """Have a variant's engine work as it says from its next request on; return the engine's name."""
+        name, knobs = variants[variant]
+        self.knobs(name).write_text(json.dumps(knobs), encoding="utf-8")
+        return name
 
     def traces(self, name: str) -> Path:
         """The directory of an engine's traces."""
@@ -170,35 +187,48 @@ def in_turn(names: list[str], turn: int) -> list[str]:
 def measure_new(bench: Bench) -> None:
     """Measure what is not stored."""
     options = bench.options
-    for system in bench.systems:
-        bench.start(system, system)
-    for system in bench.systems:
+    systems = ("alone", "nothing", "tutti, no stores", "tutti") + (() if options.cpu else ("host",))
+    for system in systems:
+        # A connector that only watches, where there is one of ours: all pay the same for it.
+        bench.start(system, system, watched=system not in ("alone", "host"), stores=True)
+    for system in systems:
         if bench.ask(system, bench.prompts([64], -1)) is not None:
             say(f"{system}: ready")
-    for system in bench.systems:
-        bench.ask(system, bench.prompts([options.new_length] * 2, -2))
+    for system in systems:
+        bench.ask(system, bench.prompts([*options.new_lengths] * 2, -2))
         bench.ask(system, bench.prompts([12] * 16, -3), 8, at_once=True)
+        if system in ("nothing", "tutti, no stores", "tutti"):
+            count_calls(bench, system)
     bench.settle()
+    chosen = [each for each, (name, _) in NEW.items() if name in bench.running]
     for turn in range(options.turns):
-        for system in in_turn(bench.systems, turn):
+        for variant in in_turn(chosen, turn):
+            name = bench.tune(variant, NEW)
             for kind, tokens in (("nothing to store", options.short), ("a few chunks", options.long)):
-                what = bench.prompts([12] * 16, 900 + turn)
-                answers = bench.ask(system, what, tokens, at_once=True)
+                answers = bench.ask(name, bench.prompts([12] * 16, 900 + turn), tokens, at_once=True)
                 if answers is not None:
-                    bench.note("token", kind, system, statistics.median(answers.token_seconds))
-                    bench.note("whole", kind, system, answers.seconds)
+                    bench.note("token", kind, variant, statistics.median(answers.token_seconds))
+                    bench.note("whole", kind, variant, answers.seconds)
     for turn in range(options.new_turns):
-        for system in in_turn(bench.systems, turn):
-            for kind, pause in (("behind another one", 0.0), ("after a pause", 0.4)):
-                seed = 2000 + 10 * turn + int(pause > 0)
-                bench.ask(system, bench.prompts([options.new_length], seed))
-                time.sleep(pause)
-                if pause:
-                    bench.ask(system, bench.prompts([12], 0))
-                answers = bench.ask(system, bench.prompts([options.new_length], 5000 + seed))
-                if answers is not None:
-                    bench.note("new", kind, system, answers.first_token_seconds[0])
+        for place, variant in enumerate(in_turn(chosen, turn)):
+            _ask_for_new(bench, variant, 20_000 + 1000 * turn + 100 * place)
     say(table(bench.found))
+
+
+def _ask_for_new(bench: Bench, variant: str, seed: int) -> None:
+    """Ask for new prompts: the first right behind another one, the others after a pause each."""
+    name = bench.tune(variant, NEW)
+    short = bench.options.new_lengths[0]
+    for number, (kind, length) in enumerate(
+        [(f"{short} behind another", short), *((f"{n} after a pause", n) for n in bench.options.new_lengths)]
+    ):
+        bench.ask(name, bench.prompts([short], seed + number))
+        if number:
+            time.sleep(bench.options.pause)
+            bench.ask(name, bench.prompts([12], 0))  # an idle machine wakes slowly
+        answers = bench.ask(name, bench.prompts([length], seed + 50 + number))
+        if answers is not None:
+            bench.note("new", kind, variant, answers.first_token_seconds[0])
 
 
 def fill(bench: Bench, names: list[str]) -> None:
@@ -221,25 +251,21 @@ def measure_stored(bench: Bench) -> None:
     """Measure loads."""
     options = bench.options
     fill(bench, ["tutti"] if options.cpu else ["host", "tutti"])
-    bench.start("nothing", "nothing", watched=True)
     bench.start("tutti", "tutti", watched=True)
     for count in () if options.cpu else (8, 16):
         bench.start(f"{count} threads", "tutti", watched=True, TUTTI_THREADS=str(count))
     for name in list(bench.running):
         bench.ask(name, bench.prompts([64], -1))
-        if name != "nothing":
-            bench.ask(name, bench.prompts(options.lengths, 1), 1)
+        bench.ask(name, bench.prompts(options.lengths, 1), 1)
     say("engines for loads run")
-    for name in ("nothing", "tutti"):
-        count_calls(bench, name)
+    count_calls(bench, "tutti")
     chosen = [each for each in options.variants if VARIANTS[each][0] in bench.running]
     for turn in range(options.turns):
         for variant in in_turn(chosen, turn):
-            name, knobs = VARIANTS[variant]
-            bench.knobs(name).write_text(json.dumps(knobs), encoding="utf-8")
+            name = bench.tune(variant, VARIANTS)
             if name in bench.running:
                 bench.running[name].forget()
-            bench.ask(name, bench.prompts([options.new_length], 7000 + turn))
+            bench.ask(name, bench.prompts([options.new_lengths[0]], 7000 + turn))
             for length in options.lengths:
                 before = len(phases.read(bench.watch_file(name)))
                 answers = bench.ask(name, bench.prompts([length], 1), 4)
@@ -379,11 +405,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--cpu", action="store_true", help="vLLM's CPU engine and a small model")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 8000, 32000, 64000])
-    parser.add_argument("--new-length", type=int, default=1000, help="tokens of new prompts")
+    parser.add_argument("--new-lengths", type=int, nargs="+", default=[1000, 8000], help="of new prompts")
+    parser.add_argument("--pause", type=float, default=0.4, help="seconds before some of the new prompts")
     parser.add_argument("--short", type=int, default=44, help="tokens of answers that complete no chunk")
     parser.add_argument("--long", type=int, default=200, help="tokens of answers that complete some")
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--new-turns", type=int, default=8)
+    parser.add_argument("--new-turns", type=int, default=6)
     parser.add_argument("--layers-length", type=int, default=32000, help="longest prompt of ``layers``")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--capacity", type=int, default=24 << 30, help="bytes of Tutti's stores")

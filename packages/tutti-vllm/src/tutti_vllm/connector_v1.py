@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tutti_vllm.compat import check_vllm, join_vllm_log, optional
@@ -214,7 +213,6 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
             scheduler_output.scheduled_spec_decode_tokens,
             scheduler_output.kv_connector_block_state.get_block_ids,
         )
-        orders = replace(orders, idle=not scheduler_output.num_scheduled_tokens)
         return TuttiMetadata(self._scheduler.add_rewritten(orders, scheduler_output))
 
     @contained(lambda: None)

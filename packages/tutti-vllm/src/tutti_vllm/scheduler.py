@@ -318,7 +318,7 @@ class SchedulerSide:
                 self.shared.drop_candidates()
         layout = self._layout if loads or stores or first else None
         digest = "" if layout is None or self.shared is None else self.shared.tier.namespace
-        return StepOrders(layout, loads, stores, unwanted, shared=digest)
+        return StepOrders(layout, loads, stores, unwanted, shared=digest, idle=not scheduled_tokens)
 
     def add_rewritten(self, orders: StepOrders, scheduler_output: Any) -> StepOrders:
         """Return orders that also name the blocks to which their step may write, where workers want that."""
@@ -455,7 +455,7 @@ class SchedulerSide:
         adapters: list[Adapter] = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None:
+            if tracked is None or self._is_between_chunks(tracked, tokens):
                 continue
             if tracked.prefill is not None or not tracked.started:
                 self._time_prefill(tracked)
@@ -485,6 +485,14 @@ class SchedulerSide:
     def _plan_shared(self) -> tuple[StorePlan, ...]:
         """Return the plan for the shared store. Last of all, as workers have to hear of it."""
         return () if self.shared is None else self.shared.plan_stores(self.spans)
+
+    def _is_between_chunks(self, tracked: _Tracked, tokens: int) -> bool:
+        """Return whether a step only goes on within a chunk, as most steps that decode do."""
+        if tracked.prefill is not None or tracked.use is None or not tracked.started:
+            return False
+        computed = tracked.request.num_computed_tokens
+        chunk = computed // self._chunk_tokens
+        return tracked.next_store_chunk >= chunk == (computed + tokens) // self._chunk_tokens
 
     def _time_prefill(self, tracked: _Tracked) -> None:
         request = tracked.request
