@@ -50,7 +50,7 @@ class Engine:
         self.names = ObjectNames("00" * 16)
         self.executor = Executor(
             geometry,
-            SharedBackend(MooncakeStore(master, calls=options.calls), self.names, 0, geometry),
+            SharedBackend(MooncakeStore(master, calls=options.calls, timeout=30.0), self.names, 0, geometry),
             KernelMover(kernels.PagedCache.from_layouts(layers)),
             ExecutionSettings(
                 store_stall=PATIENCE, io_timeout=PATIENCE, load_bank_bytes=options.bank_mib * MIB
@@ -92,7 +92,7 @@ class Client:
     """Mooncake's own client with memory for a prompt."""
 
     def __init__(self, master: str, engine: Engine, batch: int) -> None:
-        self.store = MooncakeStore(master)
+        self.store = MooncakeStore(master, timeout=30.0)
         geometry = engine.geometry
         self.nbytes = header_bytes(geometry.num_layers) + geometry.chunk_bytes
         self.window = HostWindow(len(engine.keys), self.nbytes)

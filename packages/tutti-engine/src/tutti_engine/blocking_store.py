@@ -9,8 +9,11 @@ breaker stops asking.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -72,18 +75,21 @@ class BlockingStore(ABC):
 
     data_path = "shared"
 
-    def __init__(self, *, threads: int = 4, objects_per_call: int = 8) -> None:
+    def __init__(self, *, threads: int = 4, objects_per_call: int = 8, niceness: int = 0) -> None:
         """Start the threads.
 
         Args:
             threads: calls of each direction that are made at a time, at least 1.
             objects_per_call: objects that one call moves at most, at least 1.
+            niceness: by how much the threads give way to others, as ``nice`` counts it. For calls that ask
+                again and again until others have done the work.
         """
         if threads < 1 or objects_per_call < 1:
             raise ValueError(
                 f"threads and objects_per_call are at least 1, not {threads} and {objects_per_call}"
             )
         self._objects_per_call = objects_per_call
+        self._niceness = niceness
         self._window: StagingWindow | None = None
         self._headers: StagingWindow | None = None
         self._reads: _Tasks = SimpleQueue()
@@ -201,8 +207,20 @@ class BlockingStore(ABC):
         return found
 
     def _run(self, tasks: _Tasks) -> None:
+        if self._niceness:
+            give_way(self._niceness)
         while (task := tasks.get()) is not None:
             task()
             with self._changed:
                 self._under_way -= 1
                 self._changed.notify_all()
+
+
+def give_way(niceness: int) -> None:
+    """Lower the calling thread's priority, where threads have one of their own: on Linux."""
+    if sys.platform != "linux":
+        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + niceness))

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from tutti_engine.backend import StagingWindow
@@ -20,11 +21,52 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 15.0
 
+LONGEST_WAIT = 5.0
+"""Seconds that a read waits for the first try: one that hangs must not keep its memory."""
+
 SHUTDOWN_SECONDS = 10.0
+
+
+class PendingRead:
+    """A batch that is read once the store is there; without one it has failed after ``LONGEST_WAIT``."""
+
+    def __init__(self, batch: ObjectBatch) -> None:
+        self._batch = batch
+        self._end = time.monotonic() + LONGEST_WAIT
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._inner: ObjectHandle | None = None
+
+    def begin(self, read: Callable[[ObjectBatch], ObjectHandle]) -> None:
+        """Go on as what ``read`` returns; the first call counts."""
+        with self._lock:
+            if self._inner is None:
+                self._inner = read(self._batch)
+                self._begun.set()
+
+    def poll(self) -> bool:
+        """Return whether the batch is finished."""
+        if self._inner is None and time.monotonic() >= self._end:
+            self.begin(_refused)
+        return self._inner is not None and self._inner.poll()
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until it is, or ``time.monotonic()`` reaches ``deadline``; return ``poll()``."""
+        self._begun.wait(max(0.0, min(deadline, self._end) - time.monotonic()))
+        return self.poll() or (self._inner is not None and self._inner.wait(deadline))
+
+    def status(self) -> Sequence[int]:
+        """Return the statuses. Raises RuntimeError before the batch is finished."""
+        if self._inner is None:
+            raise RuntimeError("the batch waits for its store; its status is known once poll() returns True")
+        return self._inner.status()
 
 
 class ConnectingStore:
     """A ``SharedStore`` that never waits for the one behind it; until that is there all is ``ENOTCONN``.
+
+    Only reads that come during the first try are kept until that has ended: a server has just started, and
+    what it was promised is computed if this takes too long.
 
     Args:
         connect: makes the client. It may block, for ever at worst, and raise: OSError is tried again after
@@ -41,6 +83,8 @@ class ConnectingStore:
         self._store: SharedStore | None = None
         self._windows: tuple[StagingWindow, StagingWindow] | None = None
         self._why = "not connected yet"
+        # None once the first try has ended.
+        self._pending: list[PendingRead] | None = []
         self._final = False
         self._thread = threading.Thread(target=self._run, name="tutti-connect", daemon=True)
         self._thread.start()
@@ -86,6 +130,12 @@ class ConnectingStore:
     def read_objects(self, batch: ObjectBatch) -> ObjectHandle:
         """Read from the store."""
         store = self._store
+        if store is None:
+            with self._lock:
+                store = self._store
+                if store is None and self._pending is not None:
+                    self._pending.append(read := PendingRead(batch))
+                    return read
         return _refused(batch) if store is None else store.read_objects(batch)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -94,12 +144,15 @@ class ConnectingStore:
 
     def wait_idle(self, deadline: float) -> bool:
         """Wait until the store is idle; without one it is."""
+        if not all(read.wait(deadline) for read in list(self._pending or ())):
+            return False
         store = self._store
         return store is None or store.wait_idle(deadline)
 
     def shutdown(self) -> None:
         """Let the store go; one that is still being connected to is let go when it answers."""
         self._closing.set()
+        self._end_first_try(None)
         store = self._store
         if store is not None:
             # A client that hangs may never come back from this.
@@ -126,9 +179,11 @@ class ConnectingStore:
                 if not told:
                     logger.warning("Tutti: the shared store cannot be reached, it is tried again: %s", error)
                 told = True
+                self._end_first_try(None)
             except Exception as error:
                 self._why, self._final = str(error) or repr(error), True
                 self._settled.set()
+                self._end_first_try(None)
                 logger.warning("Tutti: the server runs without the shared store: %s", error)
                 return
             self._closing.wait(self._pause)
@@ -147,6 +202,18 @@ class ConnectingStore:
         finally:
             if not taken:
                 store.shutdown()
+        self._end_first_try(store if taken else None)
+
+    def _end_first_try(self, store: SharedStore | None) -> None:
+        """Go on with what waits for it: read it, or refuse it where there is no store."""
+        with self._lock:
+            pending, self._pending = self._pending, None
+        for read in pending or ():
+            try:
+                read.begin(_refused if store is None else store.read_objects)
+            except Exception as error:
+                logger.warning("Tutti: a read that waited for the shared store fails: %s", error)
+                read.begin(_refused)
 
 
 def _refused(batch: ObjectBatch) -> BatchHandle:

@@ -31,7 +31,7 @@ __all__ = ["LookupSettings", "Seen", "SharedLookup"]
 logger = logging.getLogger(__name__)
 
 NAMES_A_CALL = 1024
-"""Names that one question to the store has at most, but those of one chunk stay together."""
+"""Names that one question to the store has at most, but those of one chunk stay together; and one removal."""
 
 FIRST_LOOK = 64
 """Chunks that a walk asks for at first; then twice as many each time, so that a miss costs little."""
@@ -256,7 +256,7 @@ class SharedLookup:
                 self._changed.wait_for(lambda: self._walks or self._bad_names or self._closed)
                 if self._closed:
                     return
-                bad, self._bad_names = self._bad_names, []
+                bad, self._bad_names = self._bad_names[:NAMES_A_CALL], self._bad_names[NAMES_A_CALL:]
                 keys = self._walks.popleft() if self._walks else None
             if bad:
                 self._remove(bad)

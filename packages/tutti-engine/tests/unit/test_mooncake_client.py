@@ -12,7 +12,7 @@ import pytest
 
 from tutti_engine.backends import mooncake_client
 from tutti_engine.backends.mooncake import Turns
-from tutti_engine.backends.mooncake_client import MooncakeOptions, connect, errno_of
+from tutti_engine.backends.mooncake_client import Attempt, MooncakeOptions, connect, errno_of
 from tutti_engine.errors import BackendError
 from tutti_engine.shared_kinds import check_shared_options, make_shared_store
 
@@ -113,6 +113,14 @@ def test_a_set_up_that_fails_or_hangs_is_an_error(monkeypatch, master):
     # One that comes too late closes what it has opened.
     go.set()
     assert closed.wait(30)
+
+
+def test_a_set_up_is_either_taken_or_closes_what_it_opened():
+    late, early = Attempt(), Attempt()
+    assert late.take() is None
+    assert not late.end(0), "it has to close"
+    assert early.end(0)
+    assert early.take() == 0
 
 
 def test_the_own_address_is_that_from_which_the_master_is_reached(monkeypatch, master):

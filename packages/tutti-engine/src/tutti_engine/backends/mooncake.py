@@ -25,6 +25,13 @@ __all__ = ["MooncakeStore"]
 Pieces = Sequence[tuple[memoryview, memoryview]]
 
 
+NICENESS = 5
+"""By how much threads that call the client give way to the others.
+
+A call that moves objects waits in a loop that asks without a pause whether they have come; on few cores it
+takes from the client's own threads, which bring them, and from those that verify what came.
+"""
+
 SPARE_THREADS = 4
 """Threads of each direction for calls beside those that hang."""
 
@@ -68,16 +75,9 @@ class MooncakeStore(BlockingStore):
     keeps the directory in its own memory), or when the cluster needs its room.
 
     Args:
-        master: the master's address, ``host:port``.
-        host: this machine's address as the other machines see it; empty: that from which the master is
-            reached.
-        segment_bytes: memory of this process that the cluster may use; 0 gives none.
-        buffer_bytes: memory for the client's own purposes.
-        protocol: ``tcp``, ``rdma`` or what else the installed build knows.
-        devices: for ``rdma`` the devices' names.
-        metadata: the address of a metadata service; the default needs none.
+        master, host, segment_bytes, buffer_bytes, protocol, devices, metadata, timeout: as
+            ``MooncakeOptions`` has them.
         replicas: nodes that hold a copy of each object.
-        timeout: seconds after which a request to the master, or a node that does not answer, has failed.
         calls: calls of each direction that are made at a time. One uses several connections to each node by
             itself; more of them have slowed each other down on two cores. A call that has not come back
             within ``timeout`` does not count any more.
@@ -116,7 +116,7 @@ class MooncakeStore(BlockingStore):
         self._config = _config(replicas)
         self.data_path = f"mooncake {protocol}"
         self._reading, self._writing = (Turns(calls, timeout) for _ in range(2))
-        super().__init__(threads=calls + SPARE_THREADS, objects_per_call=objects_per_call)
+        super().__init__(threads=calls + SPARE_THREADS, objects_per_call=objects_per_call, niceness=NICENESS)
 
     def bind_staging(self, window: StagingWindow, headers: StagingWindow) -> None:
         """Take the windows and register them with the client. Raises OSError if it refuses them."""

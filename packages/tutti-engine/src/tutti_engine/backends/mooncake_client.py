@@ -158,6 +158,27 @@ def master_answers(master: str, timeout: float) -> str:
         raise OSError(code, f"the Mooncake master at {master} does not answer: {error}") from None
 
 
+class Attempt:
+    """A set-up, which cannot be ended: either its client is taken, or it closes again what it has opened."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        self._given_up = False
+
+    def end(self, code: int) -> bool:
+        """Note how it ended; return False if nobody waits for it any more."""
+        with self._lock:
+            self._code = code
+            return not self._given_up
+
+    def take(self) -> int | None:
+        """Return how it ended; None if it has not: then it is given up."""
+        with self._lock:
+            self._given_up = self._code is None
+            return self._code
+
+
 def connect(options: MooncakeOptions) -> Any:
     """Return a client that is set up.
 
@@ -167,9 +188,8 @@ def connect(options: MooncakeOptions) -> Any:
     module = load()
     own = master_answers(options.master, options.timeout)
     client = module.MooncakeDistributedStore()
-    codes: list[int] = []
+    attempt = Attempt()
     failures: list[Exception] = []
-    late = threading.Event()
 
     def set_up() -> None:
         try:
@@ -178,25 +198,23 @@ def connect(options: MooncakeOptions) -> Any:
                     options.host or own, options.metadata, options.segment_bytes, options.buffer_bytes,
                     options.protocol, options.devices, options.master,
                 )  # fmt: skip
-                codes.append(code)
-                if late.is_set():
+                if not attempt.end(code):
                     client.close()
         except Exception as error:
             failures.append(error)
 
-    # A set-up cannot be ended: one that comes too late closes again what it has opened.
     thread = threading.Thread(target=set_up, name="tutti-mooncake-setup", daemon=True)
     thread.start()
     thread.join(SETUP_FACTOR * options.timeout)
     if failures:
         raise OSError(errno.EIO, f"Mooncake's set-up with the master at {options.master}: {failures[0]}")
-    if not codes:
-        late.set()
+    code = attempt.take()
+    if code is None:
         raise OSError(errno.ETIMEDOUT, f"the Mooncake master at {options.master} did not finish a set-up")
-    if codes[0]:
+    if code:
         raise OSError(
             errno.ENOTCONN,
-            f"Mooncake's set-up with the master at {options.master} ended with code {codes[0]}; its own log "
+            f"Mooncake's set-up with the master at {options.master} ended with code {code}; its own log "
             "says why (MC_LOG_LEVEL=INFO)",
         )
     return client

@@ -7,11 +7,13 @@ import time
 
 import pytest
 
+from tutti_engine import connecting_store
 from tutti_engine.connecting_store import ConnectingStore
 from tutti_engine.errors import BackendError
 from tutti_engine.shared_store import ObjectBatch
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
 from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
+from tutti_engine.testing.window import POISON
 
 
 class TestConnecting(SharedStoreConformance):
@@ -99,3 +101,40 @@ def test_a_store_that_takes_no_memory_is_let_go_and_tried_again():
     assert made[0]._closed and bench.write(["a"], [0], 1) == [0]
     store.shutdown()
     assert store.wait_idle(time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("outcome", ["there", "not there", "shut down", "hangs"])
+def test_a_read_waits_for_the_end_of_the_first_try_and_no_longer(outcome, monkeypatch):
+    monkeypatch.setattr(connecting_store, "LONGEST_WAIT", 0.01 if outcome == "hangs" else 1e9)
+    pool, go = MemoryPool(), threading.Event()
+    pool.objects["a"] = bytes(8192)
+
+    def connect():
+        go.wait()
+        if outcome == "not there":
+            raise OSError(errno.ECONNREFUSED, "nobody listens")
+        return MemorySharedStore(pool)
+
+    store = ConnectingStore(connect, first_pause=1e9)
+    bench = SharedBench(store, 4, 4096, 4096)
+    bench.clear()
+    read = store.read_objects(ObjectBatch(["a"], [0], 1))
+    if outcome != "hangs":
+        assert not read.wait(time.monotonic()) and not store.wait_idle(time.monotonic())
+        with pytest.raises(RuntimeError, match="waits for its store"):
+            read.status()
+    assert bench.write(["b"], [1], 1) == [errno.ENOTCONN], "a write is given up at once"
+    if outcome == "shut down":
+        store.shutdown()
+    elif outcome != "hangs":
+        go.set()
+    assert bench.finish(read) == [0 if outcome == "there" else errno.ENOTCONN]
+    if outcome == "hangs":
+        go.set()
+        assert store.wait_settled(30)
+    if outcome != "there":
+        assert bench.seen(0, 1) == (bytes([POISON]) * 4096,) * 2, "what was given up is not read any more"
+    else:
+        assert bench.seen(0, 1) == (bytes(4096),) * 2
+    go.set()
+    store.shutdown()

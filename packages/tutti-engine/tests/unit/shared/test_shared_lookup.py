@@ -267,3 +267,17 @@ def test_answers_age_and_are_bounded():
         assert len(view.lookup._answers) <= 64
         view.lookup.forget()
         assert view.lookup.look([b"199"]).chunks == 0
+
+
+def test_many_damaged_objects_are_removed_some_at_a_time():
+    with View() as view:
+        keys, calls = keys_of(3000), []
+        view.put(keys)
+        remove = view.store.remove
+        view.store.remove = lambda names: (calls.append(len(names)), remove(names))
+        view.lookup.note_gone(keys, damaged=True)
+        deadline = time.monotonic() + 30
+        while view.pool.objects:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert sum(calls) == 3000 and max(calls) <= 1024
