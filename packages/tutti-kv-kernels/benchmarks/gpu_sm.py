@@ -5,8 +5,8 @@
 
 Pages of 64 KiB go to and from pinned memory, 64 MiB a transfer, at a given rate beside products of large
 matrices. ``share`` is the share of the device's multiprocessors times the share of the time in which the
-transfers hold them; ``GEMM slower`` compares with the same products alone, in the same round. With green
-contexts the products are compared with products that have the whole device.
+transfers hold them or wait for them, as they do until a product ends. ``GEMM slower`` compares with the same
+products alone, in the same round; with green contexts, with products that have the whole device.
 """
 
 from __future__ import annotations
@@ -54,15 +54,21 @@ class Pages:
             ids, slots = ids.pin_memory(), slots.pin_memory()
         self._ids, self._slots = ids, slots
         self._sums = torch.zeros(SEGMENTS, dtype=torch.int64, pin_memory=True)
+        self._status = torch.zeros(SEGMENTS, dtype=torch.int32, pin_memory=True)
 
     def gather(self) -> None:
         """Pages to the window, with checksums."""
         self._transfer.gather(self._ids, self._slots, checksums=self._sums, mover=self.mover)
 
     def scatter(self) -> None:
-        """The window to pages; checksums are taken on the way, as a load takes them."""
+        """The window to pages, compared with checksums on the way, as a load does it."""
         self._transfer.scatter(
-            self._ids, self._slots, checksums=self._sums, verify=tk.Verify.FUSED, mover=self.mover
+            self._ids,
+            self._slots,
+            checksums=self._sums,
+            status=self._status,
+            verify=tk.Verify.FUSED,
+            mover=self.mover,
         )
 
 

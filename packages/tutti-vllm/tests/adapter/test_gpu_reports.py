@@ -138,3 +138,71 @@ def test_costs_show_medians_and_whom_they_are_of(load):
     assert "- tutti: last copy 5.0" in printed and "submit reads 2 x 0.50 = 1.0" in printed
     assert "host ended: it ended" in printed
     assert costs.in_turn(["a", "b", "c"], 4) == ["b", "c", "a"]
+
+
+class Engine:
+    """Answers at once and, where it is watched, writes down a load; its traces are those of a GPU."""
+
+    started: list[tuple[str, dict]] = []
+
+    def __init__(self, model, connector, *, environment, **options):
+        self.name = "alone" if connector is None else connector["kv_connector"]
+        self.extra = {} if connector is None else connector.get("kv_connector_extra_config", {})
+        self.watch = environment.get("TUTTI_WATCH")
+        self.options, self.steps, self.traced = options, 0, False
+        Engine.started.append((self.name, environment | self.extra))
+
+    def ask(self, prompts, max_tokens, *, at_once, timeout):
+        from engines import Answers
+
+        assert all(len(prompt) + max_tokens < self.options["max_model_len"] for prompt in prompts)
+        self.steps += max_tokens
+        for _ in prompts if self.watch else ():
+            line = {
+                "events": {"arrived": BASE, "load planned": BASE + 1000, "computing": BASE + 9000},
+                "spans": [read("submit reads", 0, 10), read("wait for reads", 100, 400)],
+                "calls": {"build_connector_meta": [self.steps, 5.0 * self.steps]},
+            }
+            with open(self.watch, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        if self.traced:
+            folder = Path(self.options["profiler_config"]["torch_profiler_dir"])
+            folder.mkdir(exist_ok=True)
+            (folder / "rank0.json").write_text(json.dumps(traced(kernel("gemm", 0, 1000))))
+        count = len(prompts)
+        return Answers(0.5, [0.1] * count, [len(each) for each in prompts], [[1]] * count, [0.01] * count)
+
+    def forget(self):
+        pass
+
+    def profile(self, *, begin):
+        self.traced = begin
+
+    def close(self):
+        pass
+
+
+def test_all_parts_ask_all_variants_and_tell_what_came_of_it(load, monkeypatch, tmp_path, capsys):
+    costs = load("costs")
+    engines = sys.modules["engines"]
+    Engine.started = []
+    monkeypatch.setattr(engines, "EngineProcess", Engine)
+    monkeypatch.setattr(engines, "wait_for_quiet", lambda folder: None)
+    out = tmp_path / "costs.json"
+    arguments = ["--folder", str(tmp_path), "--json", str(out), "--turns", "2", "--new-turns", "1"]
+    lengths = ["--lengths", "300", "900", "--new-lengths", "100", "200", "--pause", "0"]
+    monkeypatch.setattr(sys, "argv", ["costs", *arguments, *lengths])
+    assert costs.main() == 0
+    found = json.loads(out.read_text())
+    assert list(found["token"]["nothing to store"]) == list(costs.NEW)
+    assert set(found["new"]) == {"100 behind another", "100 after a pause", "200 after a pause"}
+    assert set(found["stored"]["900"]) == set(found["loads"]["900"]) | {"host"} == set(costs.VARIANTS)
+    assert found["layers"]["50 % stored"].keys() == {"tutti layer-wise", "tutti"}
+    reports = found["overlap"]["75 % stored"].values()
+    assert [each["share of the load that is hidden"] for each in reports] == [1.0, 1.0]
+    assert found["calls"].keys() == {"nothing", "tutti, no stores", "tutti"}
+    printed = capsys.readouterr().out
+    assert "callbacks, nothing: 5.0 us a step" in printed and "last read 0.5" in printed
+    stored = [facts for name, facts in Engine.started if name == "WatchedTutti" and facts["read_only"]]
+    assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", "16", None, None]
+    assert [facts["load_mode"] for facts in stored[-2:]] == ["layerwise", "async"]
