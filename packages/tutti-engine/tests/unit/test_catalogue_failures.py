@@ -304,7 +304,9 @@ def test_attempts_on_a_locked_database_are_short_and_end_with_the_lock(
     real = catalogue_file.set_patience
 
     def set_patience(connection: catalogue_connection.Connection, seconds: float) -> None:
-        waits.append(seconds)
+        # Another test's may still be closing.
+        if connection.is_at(path):
+            waits.append(seconds)
         real(connection, seconds)
 
     monkeypatch.setattr(catalogue_file, "set_patience", set_patience)
@@ -314,7 +316,7 @@ def test_attempts_on_a_locked_database_are_short_and_end_with_the_lock(
         assert not catalogue.flush(0.2)
         assert "locked" in (catalogue.last_error or "")
     assert catalogue.flush(10)
-    assert max(waits) <= 0.05
+    assert waits and max(waits) <= 0.05
 
 
 def test_closing_a_locked_catalogue_has_one_deadline(
