@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,15 @@ class EngineProcess:
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._said: deque[str] = deque(maxlen=1000)
         threading.Thread(target=self._listen, daemon=True).start()
         self._send(arguments)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.startswith(MARK):
+                self._said.append(line)
             self._lines.put(line)
         self._lines.put(None)
 
@@ -173,6 +177,10 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # vLLM's engine is a process of its own
             raise RuntimeError(f"no answer within {timeout:.0f} s, killed:\n{''.join(output)}") from None
         raise RuntimeError(f"the engine ended with code {self._process.wait()}:\n{''.join(output)}")
+
+    def said(self, word: str = "Tutti:") -> list[str]:
+        """Return what the engine printed of late, lines with a word in them."""
+        return [line.strip()[-400:] for line in list(self._said) if word in line]
 
     def forget(self) -> None:
         """Empty vLLM's own prefix cache; a connector keeps what it has."""

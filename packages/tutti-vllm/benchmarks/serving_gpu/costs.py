@@ -103,6 +103,7 @@ class Bench:
             environment |= {
                 "TUTTI_WATCH": str(self.watch_file(name)),
                 "TUTTI_KNOBS": str(self.knobs(name)),
+                "VLLM_LOGGING_LEVEL": "INFO",
             }
         longest = max(self.options.new_lengths if name in SMALL else self.options.lengths)
         options, model = self._engine_options(system, longest)
@@ -167,7 +168,9 @@ class Bench:
         """End engines."""
         for name in names:
             if name in self.running:
-                self.running.pop(name).close()
+                engine = self.running.pop(name)
+                engine.close()
+                self.found.setdefault("log", {}).setdefault(name, []).extend(engine.said())
 
     def save(self) -> None:
         """Write what was found."""
@@ -364,6 +367,12 @@ def table(found: dict[str, Any]) -> str:
             cells = [kinds[kind].get(name) for kind in kinds]
             shown = ["" if cell is None else f"{statistics.median(cell) * 1e3:.2f}" for cell in cells]
             text.append(f"| {name} | " + " | ".join(shown) + " |")
+    hits = found.get("hits", {})
+    for variant in dict.fromkeys(name for each in hits.values() for name in each):
+        shown = [
+            f"{min(each[variant]):,} of {int(length):,}" for length, each in hits.items() if variant in each
+        ]
+        text.append(f"hits, {variant}: " + ", ".join(shown))
     for length, variants in found.get("loads", {}).items():
         text.append(f"\nmilestones of loads of {length} tokens, ms after arrival, medians:")
         for variant, entries in variants.items():
@@ -389,6 +398,10 @@ def table(found: dict[str, Any]) -> str:
             if isinstance(values, dict):
                 shown = ", ".join(f"{what} {value:.3f}" for what, value in values.items())
             text.append(f"overlap, {name}, {share}: {shown}")
+    for name, lines in found.get("log", {}).items():
+        text += [
+            f"{name} said: {line}" for line in dict.fromkeys(lines) if " go by " in line or "WARN" in line
+        ]
     for name, error in found.get("failed", {}).items():
         text.append(f"{name} ended: {error[-300:]}")
     return "\n".join(text)
@@ -416,7 +429,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--capacity", type=int, default=24 << 30, help="bytes of Tutti's stores")
     parser.add_argument("--host-bytes", type=int, default=24 << 30, help="the peer's host memory")
     parser.add_argument("--folder", type=Path, help="where stores are made; default: a temporary directory")
-    parser.add_argument("--patience", type=float, default=150.0, help="seconds for an answer or a start")
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds for an answer or a start")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -432,6 +445,10 @@ def main() -> int:
                 PARTS[part](bench)
                 say(f"-- {part}: {time.monotonic() - begin:.0f} s")
                 bench.save()
+        except KeyboardInterrupt:
+            bench.found.setdefault("failed", {})["costs"] = (
+                "it was interrupted; what is here was measured before"
+            )
         finally:
             bench.stop(*list(bench.running))
             bench.save()

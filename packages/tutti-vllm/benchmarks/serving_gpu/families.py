@@ -86,6 +86,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+STORE_SECONDS = 15.0
+"""Longest wait for a store's first bytes."""
+
 
 class Family:
     """The engines of one family."""
@@ -124,7 +127,11 @@ class Family:
         self.running[label] = engines.EngineProcess(
             self.model,
             connector,
-            environment={"CUDA_VISIBLE_DEVICES": ",".join(chosen), "NCCL_NVLS_ENABLE": "0"},
+            environment={
+                "CUDA_VISIBLE_DEVICES": ",".join(chosen),
+                "NCCL_NVLS_ENABLE": "0",
+                "VLLM_LOGGING_LEVEL": "INFO",
+            },
             **(settings | own),
         )
 
@@ -137,12 +144,14 @@ class Family:
         second = [prompt + question for prompt, question in zip(first, prompts([40] * 9, 2), strict=False)]
         try:
             one = engine.ask(first, self.options.answer, at_once=False, timeout=self.options.patience)
+            if label == "computing":
+                self._await_store()
             engines.wait_for_quiet(self.root)
             engine.forget()
             turn = engine.ask(second, 4, at_once=True, timeout=self.options.patience)
             engines.wait_for_quiet(self.root)
         except RuntimeError as error:
-            self.found[label] = {"error": str(error)[-4000:]}
+            self.found[label] = {"error": str(error)[-4000:], "log": engine.said()[-40:]}
             say(f"{self.name}, {label}: {error}")
             return
         self.found[label] = {
@@ -150,9 +159,17 @@ class Family:
             "hits": one.hit_tokens,
             "tokens": one.tokens,
             "second turn": {"hits": turn.hit_tokens, "seconds": turn.seconds},
+            "log": engine.said()[-40:],
         }
         times = ", ".join(f"{each * 1e3:.0f}" for each in one.first_token_seconds)
         say(f"{self.name}, {label}: {times} ms, hits {one.hit_tokens}, second turn {turn.hit_tokens}")
+
+    def _await_store(self) -> None:
+        """Wait until the store's first bytes are written, some seconds at most: then it can grow quiet."""
+        deadline = time.monotonic() + STORE_SECONDS
+        # Its catalogue and its empty files are there from the start.
+        while engines.occupied(self.root) < self.options.least_bytes and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def stop(self, *labels: str) -> None:
         """End engines."""
@@ -190,6 +207,7 @@ def main() -> int:
     parser.add_argument("--memory", type=float, default=0.05, help="vLLM's gpu_memory_utilization, of each")
     parser.add_argument("--kv-bytes", type=int, default=10 << 30, help="HBM of each engine's KV cache")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for an answer or a start")
+    parser.add_argument("--least-bytes", type=int, default=64 << 20, help="what a store surely takes")
     parser.add_argument("--eager", action="store_true", help="without graphs: starts are shorter")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -172,6 +172,9 @@ class Engine:
         count = len(prompts)
         return Answers(0.5, [0.1] * count, [len(each) for each in prompts], [[1]] * count, [0.01] * count)
 
+    def said(self):
+        return ["INFO Tutti: loads on cuda:0 go by kernel (asked for)."]
+
     def forget(self):
         pass
 
@@ -202,6 +205,8 @@ def test_all_parts_ask_all_variants_and_tell_what_came_of_it(load, monkeypatch, 
     assert [each["share of the load that is hidden"] for each in reports] == [1.0, 1.0]
     assert found["calls"].keys() == {"nothing", "tutti, no stores", "tutti"}
     printed = capsys.readouterr().out
+    assert "tutti said: INFO Tutti: loads on cuda:0 go by kernel" in printed
+    assert "hits, tutti: 300 of 300, 900 of 900" in printed
     assert "callbacks, nothing: 5.0 us a step" in printed and "last read 0.5" in printed
     stored = [facts for name, facts in Engine.started if name == "WatchedTutti" and facts["read_only"]]
     assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", "16", None, None]
