@@ -7,8 +7,9 @@ before it in common as well, and where they part is found by bisection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tutti_engine.plan import ChunkKey
 
@@ -65,9 +66,13 @@ class PromptTree:
         most: prompts beyond so many are not counted.
         max_chunks: chunks that are remembered, at least those of the last prompts that have so many together;
             of twice as many at most, and one prompt.
+        let_go: is given what is forgotten, whose end takes a while: it has tens of thousands of keys.
     """
 
-    def __init__(self, most: int, max_chunks: int) -> None:
+    def __init__(
+        self, most: int, max_chunks: int, let_go: Callable[[dict[ChunkKey, Any]], None] = lambda _: None
+    ) -> None:
+        self._let_go = let_go
         self._most = most
         self._max_chunks = max_chunks
         self._now: dict[ChunkKey, _Node] = {}
@@ -80,7 +85,7 @@ class PromptTree:
         while at < len(keys):
             node = level.get(keys[at])
             if node is None:
-                level[keys[at]] = _Node([*keys[at:]], 1, 0.0)
+                level[keys[at]] = _Node(keys[at:] if isinstance(keys, list) else [*keys[at:]], 1, 0.0)
                 self._chunks += len(keys) - at
                 break
             same = shared_length(node.keys, keys, at)
@@ -91,6 +96,7 @@ class PromptTree:
                 node = above
             at, level, above = at + same, node.below, node
         if self._chunks > self._max_chunks:
+            self._let_go(self._before)
             self._now, self._before, self._chunks = {}, self._now, 0
 
     def hold(self, keys: Sequence[ChunkKey], start: int, until: float) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from tutti_engine.breaker import Breaker
 from tutti_engine.counters import Counters
@@ -126,8 +127,10 @@ class SharedLookup:
         self._missing: dict[ChunkKey, float] = {}
         # By their first keys; the thread leaves new ones for the next look.
         self._answers: dict[ChunkKey, _Answer] = {}
-        self._new_answers: deque[_Answer] = deque()
+        self._new_answers: deque[_Answer] = deque(maxlen=MAX_ANSWERS)
         self._losses = 0
+        # What was forgotten: the thread has the time to take it apart.
+        self._forgotten: deque[dict[ChunkKey, Any]] = deque()
         self._changed = threading.Condition()
         self._walks: deque[Sequence[ChunkKey]] = deque()
         self._asked: set[ChunkKey] = set()
@@ -204,6 +207,12 @@ class SharedLookup:
                 verdicts.clear()
             self._losses += 1
 
+    def let_go(self, forgotten: dict[ChunkKey, Any]) -> None:
+        """Have the thread take apart what nobody needs any more, when it has something to do."""
+        self._forgotten.append(forgotten)
+        if len(self._forgotten) > MAX_ANSWERS:
+            self._forgotten.clear()
+
     def close(self, timeout: float = 2.0) -> None:
         """End the thread; one that hangs in the store is left behind."""
         with self._changed:
@@ -233,7 +242,8 @@ class SharedLookup:
         answers.pop(answer.keys[0], None)
         answers[answer.keys[0]] = answer
         if len(answers) > MAX_ANSWERS:
-            del answers[next(iter(answers))]
+            oldest = next(iter(answers))
+            self.let_go({oldest: answers.pop(oldest)})
 
     def _ask(self, keys: Sequence[ChunkKey]) -> bool:
         """Have the thread look for a prefix; return whether it will."""
@@ -258,6 +268,11 @@ class SharedLookup:
                     return
                 bad, self._bad_names = self._bad_names[:NAMES_A_CALL], self._bad_names[NAMES_A_CALL:]
                 keys = self._walks.popleft() if self._walks else None
+            while self._forgotten:
+                some = self._forgotten.popleft()
+                while some:
+                    # One by one: others want the interpreter as well.
+                    some.popitem()
             if bad:
                 self._remove(bad)
             if keys is not None:

@@ -145,7 +145,7 @@ class SharedTier:
             clock=clock,
         )
         self._sights = WRITE_POLICIES[self.settings.write]
-        self._prompts = PromptTree(max(1, self._sights), REMEMBERED)
+        self._prompts = PromptTree(max(1, self._sights), REMEMBERED, self.lookup.let_go)
         self._written: dict[ChunkKey, float] = {}
         self._writing: set[ChunkKey] = set()
         self._loads: dict[int, _Load] = {}
@@ -238,36 +238,41 @@ class SharedTier:
         """Forget a load plan that no rank will ever hear of."""
         self._loads.pop(plan_id, None)
 
-    def wants(self, keys: Sequence[ChunkKey], *, start: int = 0, beside: int = 0) -> list[int]:
+    def wants(
+        self, keys: Sequence[ChunkKey], *, start: int = 0, stop: int | None = None, beside: int = 0
+    ) -> list[int]:
         """Return the positions of chunks that are worth a write and are not there, as far as is known.
 
         Args:
             keys: a prompt's chunks from the first one on. The first one that too few prompts had ends the
                 look: those behind it were in no more of them.
             start: the first one that is asked about.
+            stop: the first one behind them; by default all are asked about.
             beside: chunks that are about to be planned already. Not more are returned than may be on their
                 way beside those.
         """
         if not self._sights or self._retired is not None or not self.store_breaker.would_allow():
             return []
         now, room = self._clock(), self._room() - beside
+        stop = len(keys) if stop is None else min(stop, len(keys))
         wanted: list[int] = []
         # Chunks of answers are of no prompt that was noted, and are written where that is no condition.
-        for run in (*self._prompts.runs(keys), Run(len(keys), 0, 0.0)):
-            if self._sights > 1 and run.prompts < self._sights:
+        for run in (*self._prompts.runs(keys), Run(stop, 0, 0.0)):
+            if start >= stop or (self._sights > 1 and run.prompts < self._sights):
                 break
-            if run.end <= start:
+            end = min(run.end, stop)
+            if end <= start:
                 continue
-            if run.held_until <= now and not self._pick(wanted, keys, range(start, run.end), room):
+            if run.held_until <= now and not self._pick(wanted, keys, range(start, end), room):
                 self._count("shared_dropped_chunks", 1)
                 break
-            start = run.end
+            start = end
         return wanted
 
     def _pick(self, wanted: list[int], keys: Sequence[ChunkKey], places: range, room: int) -> bool:
         """Add chunks that are neither there nor on their way; return whether there was room for all."""
         now, written, writing, is_there = self._clock(), self._written, self._writing, self.lookup.is_there
-        fresh, _ = leading_fresh(written, keys[: places.stop], now, start=places.start)
+        fresh, _ = leading_fresh(written, keys, now, start=places.start)
         for at in places[fresh:]:
             key = keys[at]
             if key in writing or written.get(key, 0.0) > now or is_there(key):

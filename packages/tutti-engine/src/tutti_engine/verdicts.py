@@ -12,7 +12,7 @@ from tutti_engine.plan import ChunkKey
 __all__ = ["keep", "leading_fresh"]
 
 FIRST_LOOK = 64
-"""Keys that are looked at at first; then twice as many each time, so that a miss costs little."""
+"""Keys that are looked at behind the first one; then twice as many each time, so that a miss costs little."""
 
 
 def leading_fresh(
@@ -22,7 +22,7 @@ def leading_fresh(
 
     Takes O(that), without a Python loop.
     """
-    at, size, first_end = start, FIRST_LOOK, math.inf
+    at, size, first_end = start, 1, math.inf
     while at < len(keys):
         found = list(map(ends.get, keys[at : at + size], repeat(-math.inf)))
         least = min(found)
@@ -30,7 +30,7 @@ def leading_fresh(
             fresh = found[: next(n for n, end in enumerate(found) if end <= now)]
             return at - start + len(fresh), min([first_end, *fresh])
         first_end = min(first_end, least)
-        at, size = at + size, 2 * size
+        at, size = at + size, max(FIRST_LOOK, 2 * size)
     return max(0, len(keys) - start), first_end
 
 

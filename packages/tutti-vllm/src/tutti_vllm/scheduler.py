@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -141,8 +142,15 @@ class SchedulerSide:
         if self.shared is not None and self._may_share(tracked):
             # Until vLLM asks, the answer may be there.
             last = (request.num_tokens - 1) // self._chunk_tokens
-            keys = self._keys_of(tracked)[:last]
-            self.shared.tier.look(keys[self._engine.planner.lookup_prefix(keys) :])
+            keys = self._keys_of(tracked)
+            # No chunk is stored without those before it.
+            known = 0
+            if keys and not self._is_unknown(keys[0]):
+                known = bisect_left(keys, True, 0, min(last, len(keys)), key=self._is_unknown)
+            self.shared.tier.look(keys[known:last])
+
+    def _is_unknown(self, key: ChunkKey) -> bool:
+        return not self._engine.planner.is_known(key)
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its stores end by themselves; a load is given up."""
@@ -550,7 +558,7 @@ class SchedulerSide:
         unknown = self._engine.planner.unknown(keys)
         wanted: list[int] = []
         if self.shared is not None and tracked.adapter is None:
-            wanted = self.shared.wants(self._keys_of(tracked)[:last], first)
+            wanted = self.shared.wants(self._keys_of(tracked), range(first, last))
         if not unknown and not wanted:
             return [], 0
         block_ids = block_ids_of(request.request_id)

@@ -213,9 +213,9 @@ class SharedSide:
             return self.rules.load_seconds
         return min(self.rules.load_seconds, max(LEAST_PATIENCE, PATIENCE * compute))
 
-    def wants(self, keys: Sequence[ChunkKey], start: int) -> list[int]:
-        """Return a prompt's chunks from ``start`` on that are worth a write, beside those of this step."""
-        return self.tier.wants(keys, start=start, beside=len(self._candidates))
+    def wants(self, keys: Sequence[ChunkKey], places: range) -> list[int]:
+        """Return those of some of a prompt's chunks that are worth a write, beside those of this step."""
+        return self.tier.wants(keys, start=places.start, stop=places.stop, beside=len(self._candidates))
 
     def note_candidate(self, key: ChunkKey, blocks: BlockIds | None) -> None:
         """Take a chunk that this step completes, and its blocks by KV cache group, if it has them."""

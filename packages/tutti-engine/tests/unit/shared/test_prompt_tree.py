@@ -79,3 +79,12 @@ def test_where_two_prompts_part_is_found(one, other, at):
     assert shared_length(chained(one), chained(other)) == shared
     if at <= shared:
         assert shared_length(chained(one)[at:], chained(other), at) == shared - at
+
+
+def test_what_is_forgotten_is_given_away():
+    gone = []
+    tree = PromptTree(2, 10, gone.append)
+    first = chained([1] * 8)
+    for number in range(1, 8):
+        tree.note(chained([number] * 8))
+    assert any(first[0] in generation for generation in gone)

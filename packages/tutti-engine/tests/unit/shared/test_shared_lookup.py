@@ -281,3 +281,14 @@ def test_many_damaged_objects_are_removed_some_at_a_time():
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert sum(calls) == 3000 and max(calls) <= 1024
+
+
+def test_what_is_let_go_is_taken_apart_by_the_thread_or_bounded():
+    with View() as view:
+        first = {b"a": 1}
+        view.lookup.let_go(first)
+        assert view.until_decided(keys_of(1)) == 0
+        assert not first
+        for _ in range(1000):
+            view.lookup.let_go({b"a": 1})
+        assert len(view.lookup._forgotten) <= 64

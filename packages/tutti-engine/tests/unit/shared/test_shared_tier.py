@@ -275,3 +275,14 @@ def test_one_rank_that_reports_twice_does_not_speak_for_another(server):
     assert other.tier.counters["shared_read_bytes"] == result.bytes_read
     assert other.tier.complete_load(1, result)
     assert other.tier.pending_loads == 0
+
+
+@pytest.mark.parametrize("write", ["always", "second_sight"])
+def test_only_what_was_asked_about_is_wanted(server, write):
+    one = server(write=write)
+    keys = keys_of(9)
+    for _ in range(2):
+        one.tier.note_prompt(keys[:6])
+    assert one.tier.wants(keys, start=2, stop=4) == [2, 3]
+    assert one.tier.wants(keys, start=5, stop=8) == ([5, 6, 7] if write == "always" else [5])
+    assert one.tier.wants(keys, start=4, stop=4) == []
