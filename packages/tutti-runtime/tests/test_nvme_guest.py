@@ -31,6 +31,8 @@ CHECK_NAMES = (
     "one_process_has_a_drive_once",
     "the_kernels_files_are_read_raw",
     "the_runtime_reads_and_writes_the_same_blocks",
+    "teams_fill_the_queues_of_all_drives",
+    "registers_that_are_taken_away_are_a_lost_drive",
     "another_devices_memory_is_a_window",
     "the_drives_own_memory_is_a_window",
     "large_windows_lie_for_huge_pages",

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import tutti_runtime as tr
-from nvme_lab import guest_broker
+from nvme_lab import guest_broker, guest_teams
 from nvme_lab import guest_kernel as kernel
 from nvme_lab.guest_report import report
 from nvme_lab.plain_driver import READ, WRITE, Controller, Identity
@@ -172,6 +172,63 @@ def the_runtime_reads_and_writes_the_same_blocks(guest: Guest) -> None:
             _run(runtime, flush)
 
 
+def teams_fill_the_queues_of_all_drives(guest: Guest) -> None:
+    """A batch by a device, for whole files on four drives at once; then the file of one as layers."""
+    runtime = guest_teams.by_teams(list(guest.drives.values()))
+    window = tr.HostMemory(FILE_BYTES * len(guest.drives))
+    memory = runtime.register_memory(window.address, window.bytes.size)
+    reads, writes = [], []
+    for number, (serial, bdf) in enumerate(sorted(guest.drives.items())):
+        target = runtime.open(f"nvme://{bdf}/1")
+        for direction, rows in ((tr.READ, reads), (tr.WRITE, writes)):
+            part = _requests(guest, serial, direction, memory, target)
+            part["memory_offset"] += number * FILE_BYTES
+            rows.append(part)
+    read, write = np.concatenate(reads), np.concatenate(writes)
+    expected = b"".join(content(FILE_BYTES, 100 + seed) for seed in range(len(guest.drives)))
+    assert not guest_teams.move(runtime, read).any()
+    assert window.bytes.tobytes() == expected
+    for data in (expected[::-1], expected):
+        window.bytes[:] = np.frombuffer(data, np.uint8)
+        assert not guest_teams.move(runtime, write).any()
+        window.bytes[:] = 0
+        assert not guest_teams.move(runtime, read).any()
+        assert window.bytes.tobytes() == data
+    assert runtime.stats()["step_downs"] == 0 and runtime.shutdown(30)
+    del runtime
+    for serial, seed in (("S0", 100), ("S3", 103)):
+        file = guest_teams.LayeredFile(
+            guest.drives[serial], guest.extents[serial], FILE_BYTES, guest.identities[serial].lba_bytes
+        )
+        file.run("read")
+        assert file.memory.bytes.tobytes() == content(FILE_BYTES, seed)
+        for data in (content(FILE_BYTES, seed)[::-1], content(FILE_BYTES, seed)):
+            file.memory.bytes[:] = np.frombuffer(data, np.uint8)
+            file.run("write")
+            file.memory.bytes[:] = 0
+            file.run("read")
+            assert file.memory.bytes.tobytes() == data
+        file.close()
+
+
+def registers_that_are_taken_away_are_a_lost_drive(guest: Guest) -> None:
+    """The process lives, items end with ENODEV, and whoever opens the drive anew has it."""
+    bdf = guest.drives["S1"]
+    runtime = guest_teams.by_teams([bdf])
+    window = tr.HostMemory(FILE_BYTES)
+    memory = runtime.register_memory(window.address, FILE_BYTES)
+    rows = _requests(guest, "S1", tr.READ, memory, runtime.open(f"nvme://{bdf}/1"))
+    assert not guest_teams.move(runtime, rows).any()
+    guest_teams.lose_the_registers(runtime, rows)
+    assert runtime.shutdown(30)
+    del runtime
+    with tr.make_nvme_runtime(controllers=[{"transport": "vfio", "bdf": bdf}]) as again:
+        window.bytes[:] = 0
+        memory = again.register_memory(window.address, FILE_BYTES)
+        _run(again, _requests(guest, "S1", tr.READ, memory, again.open(f"nvme://{bdf}/1")))
+        assert window.bytes.tobytes() == content(FILE_BYTES, 101)
+
+
 def _through(controller: Controller, memory: mmap.mmap, address: int, guest: Guest) -> None:
     """Two pages from the drive into other memory at a bus address, changed there, and back."""
     queue = controller.make_queue()
@@ -320,6 +377,8 @@ CHECKS: tuple[Callable[[Guest], None], ...] = (
     one_process_has_a_drive_once,
     the_kernels_files_are_read_raw,
     the_runtime_reads_and_writes_the_same_blocks,
+    teams_fill_the_queues_of_all_drives,
+    registers_that_are_taken_away_are_a_lost_drive,
     another_devices_memory_is_a_window,
     the_drives_own_memory_is_a_window,
     large_windows_lie_for_huge_pages,

@@ -137,7 +137,7 @@ class BrokerHost::Impl {
     client.require_room(size);
     broker::require_steady(fd, offset, size);
     broker::Window window;
-    window.memory = broker::SharedMapping(fd, offset, size, true);
+    window.memory = SharedMapping(fd, offset, size, true);
     window.mapping = bus().map(window.memory.address(), size, MemoryKind::kHost, kAnyDevice);
     BrokerWindow told{client.next_window++, window.mapping.runs()};
     if (told.runs.size() > broker::kMaxRuns) {

@@ -7,17 +7,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -35,60 +30,6 @@ namespace {
   throw SystemError(error, what + ": " + std::strerror(error));
 }
 
-/// A line of /proc/self/maps (proc(5)).
-struct Mapped {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint64_t offset = 0;
-  dev_t device = 0;
-  ino_t inode = 0;
-  bool shared = false;
-};
-
-std::optional<Mapped> parse(const std::string& line) {
-  Mapped found;
-  char rights[5] = {};
-  unsigned int major = 0;
-  unsigned int minor = 0;
-  std::uint64_t inode = 0;
-  // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel wrote the numbers
-  if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &found.begin,
-                  &found.end, rights, &found.offset, &major, &minor, &inode) != 7) {
-    return std::nullopt;
-  }
-  found.device = makedev(major, minor);
-  found.inode = inode;
-  found.shared = rights[3] == 's';
-  return found;
-}
-
-/// The mapping that has the whole range; neighbours that continue each other's file are one.
-std::optional<Mapped> find_mapping(std::uint64_t begin, std::uint64_t end) {
-  std::ifstream maps("/proc/self/maps");
-  std::optional<Mapped> found;
-  for (std::string line; std::getline(maps, line);) {
-    const auto next = parse(line);
-    if (!next) {
-      continue;
-    }
-    if (found) {
-      const bool continues = next->begin == found->end && next->shared && next->device == found->device &&
-                             next->inode == found->inode &&
-                             next->offset == found->offset + (found->end - found->begin);
-      if (!continues) {
-        return std::nullopt;
-      }
-      found->end = next->end;
-    } else if (next->begin <= begin && begin < next->end) {
-      found = next;
-    }
-    if (found && end <= found->end) {
-      return found;
-    }
-  }
-  return std::nullopt;
-}
-
 /// Memory that is there when it is first touched, whoever touches it. What lies beyond the file's end is not.
 void allocate(const Descriptor& file, std::uint64_t offset, std::uint64_t size) {
   const auto begin = static_cast<off_t>(offset);
@@ -98,7 +39,7 @@ void allocate(const Descriptor& file, std::uint64_t offset, std::uint64_t size) 
 }
 
 /// A descriptor of the process's own for the file, made anew.
-Descriptor find_descriptor(const Mapped& mapped) {
+Descriptor find_descriptor(const MappedFile& mapped) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
   while (folder != nullptr) {
     const dirent* const entry = ::readdir(folder.get());
@@ -119,38 +60,6 @@ Descriptor find_descriptor(const Mapped& mapped) {
 }
 
 }  // namespace
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-}
-Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-SharedMapping::SharedMapping(int fd, std::uint64_t offset, std::uint64_t size, bool writable) : size_(size) {
-  void* const memory = ::mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
-                              static_cast<off_t>(offset));
-  if (memory == MAP_FAILED) {
-    refuse("cannot map " + std::to_string(size) + " bytes of shared memory");
-  }
-  address_ = static_cast<std::byte*>(memory);
-}
-SharedMapping::~SharedMapping() {
-  if (address_ != nullptr) {
-    ::munmap(address_, size_);
-  }
-}
-SharedMapping::SharedMapping(SharedMapping&& other) noexcept
-    : address_(std::exchange(other.address_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-SharedMapping& SharedMapping::operator=(SharedMapping&& other) noexcept {
-  std::swap(address_, other.address_);
-  std::swap(size_, other.size_);
-  return *this;
-}
 
 Descriptor make_memory_file(const char* name, std::uint64_t size) {
   Descriptor file(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -204,7 +113,7 @@ void require_steady(int fd, std::uint64_t offset, std::uint64_t size) {
 
 FilePlace find_file(const std::byte* address, std::uint64_t size) {
   const auto begin = reinterpret_cast<std::uint64_t>(address);
-  const auto mapped = find_mapping(begin, begin + size);
+  const auto mapped = find_mapped_file(begin, begin + size);
   constexpr const char* remedy =
       "; use tutti_runtime.nvmed.SharedMemory, or a memfd mapped with MAP_SHARED that stays open";
   if (!mapped || !mapped->shared) {

@@ -4,46 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../mapped_file.hpp"
+
 namespace tutti::runtime::nvme::broker {
-
-/// A descriptor that is closed with its owner. Move-only.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) noexcept : fd_(fd) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  [[nodiscard]] bool is_open() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-/// A shared mapping of a file, undone with its owner. Move-only.
-class SharedMapping {
- public:
-  SharedMapping() = default;
-  /// @throws SystemError
-  SharedMapping(int fd, std::uint64_t offset, std::uint64_t size, bool writable);
-  ~SharedMapping();
-  SharedMapping(SharedMapping&& other) noexcept;
-  SharedMapping& operator=(SharedMapping&& other) noexcept;
-  SharedMapping(const SharedMapping&) = delete;
-  SharedMapping& operator=(const SharedMapping&) = delete;
-
-  [[nodiscard]] std::byte* address() const noexcept { return address_; }
-  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  [[nodiscard]] std::uint32_t* words() const noexcept { return reinterpret_cast<std::uint32_t*>(address_); }
-
- private:
-  std::byte* address_ = nullptr;
-  std::uint64_t size_ = 0;
-};
 
 /// Zeroed memory in a file without a name that neither shrinks nor grows. @throws SystemError
 [[nodiscard]] Descriptor make_memory_file(const char* name, std::uint64_t size);

@@ -68,11 +68,11 @@ struct Lease {
 /// A window that the daemon knows, and memory of ours that it may be.
 struct Window {
   std::shared_ptr<Lease> lease;
-  broker::SharedMapping memory;
+  SharedMapping memory;
   std::uint32_t id = 0;
   std::uint64_t iova = 0;
 
-  Window(std::shared_ptr<Lease> of, broker::SharedMapping mapped, const Session::Window& window)
+  Window(std::shared_ptr<Lease> of, SharedMapping mapped, const Session::Window& window)
       : lease(std::move(of)), memory(std::move(mapped)), id(window.id), iova(window.runs.front().iova) {
     if (memory.size() != 0) {
       lease->own.add(iova, {memory.address(), memory.size()});
@@ -165,8 +165,8 @@ class BrokerTransport final : public Transport {
   DmaMemory allocate(std::uint64_t size, MemoryKind kind) override {
     refuse_device(kind);
     size = whole_pages(size);
-    const broker::Descriptor file = broker::make_memory_file("tutti-nvme", size);
-    broker::SharedMapping memory(file.get(), 0, size, true);
+    const Descriptor file = broker::make_memory_file("tutti-nvme", size);
+    SharedMapping memory(file.get(), 0, size, true);
     std::byte* const address = memory.address();
     const Session::Window window = session_->map(file.get(), 0, size);
     auto owner = std::make_shared<Window>(lease_, std::move(memory), window);
@@ -182,7 +182,7 @@ class BrokerTransport final : public Transport {
     const broker::FilePlace place = broker::find_file(address, size);
     Session::Window window = session_->map(place.file.get(), place.offset, pages);
     window.runs.back().size -= pages - size;
-    auto owner = std::make_shared<Window>(lease_, broker::SharedMapping(), window);
+    auto owner = std::make_shared<Window>(lease_, SharedMapping(), window);
     return {address, size, std::move(window.runs), std::move(owner)};
   }
 

@@ -4,10 +4,11 @@
 #include <fcntl.h>
 #include <linux/vfio.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <utility>
+
+#include "fail.hpp"
 
 namespace tutti::runtime::nvme::vfio {
 namespace {
@@ -39,7 +40,6 @@ Device::Device(std::shared_ptr<Group> group, std::string bdf)
 Device::~Device() {
   // No transfer may begin any more once memory is unmapped. That it fails leaves nothing better to do.
   static_cast<void>(change_command(0, kBusMaster));
-  ::munmap(registers_, size_);
   reset();
 }
 
@@ -65,13 +65,7 @@ void Device::map_registers() {
         ENODEV,
         "BAR 0 has " + std::to_string(region.size) + " bytes and cannot be mapped: no NVMe controller", bdf_);
   }
-  void* mapped = ::mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_.get(),
-                        static_cast<off_t>(region.offset));
-  if (mapped == MAP_FAILED) {
-    fail("cannot map BAR 0", bdf_);
-  }
-  registers_ = static_cast<std::byte*>(mapped);
-  size_ = region.size;
+  registers_.emplace(device_.get(), region.offset, region.size);
 }
 
 bool Device::change_command(std::uint16_t set, std::uint16_t clear) const noexcept {

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "descriptor.hpp"
+#include "../descriptor.hpp"
+#include "../mapped_registers.hpp"
 #include "group.hpp"
 
 namespace tutti::runtime::nvme::vfio {
@@ -24,8 +26,11 @@ class Device {
   [[nodiscard]] const std::shared_ptr<Group>& shared_group() const noexcept { return group_; }
   [[nodiscard]] const std::string& bdf() const noexcept { return bdf_; }
   /// Registers; `size()` bytes of them.
-  [[nodiscard]] std::byte* registers() const noexcept { return registers_; }
-  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] std::byte* registers() const noexcept { return registers_->address(); }
+  [[nodiscard]] std::uint64_t size() const noexcept { return registers_->size(); }
+
+  /// Whether an access has found that they are there no more.
+  [[nodiscard]] bool is_gone() const noexcept { return registers_->is_gone(); }
 
   /// Whether it may reach memory; false, with errno, when that cannot be changed.
   [[nodiscard]] bool set_bus_master(bool on) const noexcept;
@@ -56,8 +61,7 @@ class Device {
   std::string bdf_;
   Opened device_;
   bool can_reset_ = false;
-  std::byte* registers_ = nullptr;
-  std::uint64_t size_ = 0;
+  std::optional<MappedRegisters> registers_;
 };
 
 }  // namespace tutti::runtime::nvme::vfio

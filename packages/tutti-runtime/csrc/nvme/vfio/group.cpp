@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "fail.hpp"
+
 namespace tutti::runtime::nvme::vfio {
 namespace {
 

@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
+#include "../descriptor.hpp"
 #include "../ranges.hpp"
-#include "descriptor.hpp"
 
 namespace tutti::runtime::nvme::vfio {
 

@@ -82,6 +82,13 @@ class VfioTransport final : public Transport {
 
   bool set_bus_master(bool on) noexcept override { return device_.set_bus_master(on); }
 
+  std::string describe_gone() const override {
+    return device_.is_gone()
+               ? "its registers cannot be reached any more: make the runtime anew once the device "
+                 "is back"
+               : Transport::describe_gone();
+  }
+
   TransportCaps caps() const override {
     TransportCaps caps;
     caps.doorbell_stores = true;

@@ -16,8 +16,6 @@
 namespace {
 
 using namespace soft_rig;
-using broker::Descriptor;
-using broker::SharedMapping;
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint32_t kDepth = 16;

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registers of a device that is taken away: real SIGBUS, from mappings of files that are cut off.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csetjmp>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "layer_rig.hpp"
+#include "nvme/descriptor.hpp"
+#include "nvme/mapped_registers.hpp"
+#include "tutti/runtime/detail/io_thread.hpp"
+#include "tutti/runtime/nvme/core/ordered.hpp"
+
+namespace {
+
+using namespace layer_rig;
+
+constexpr std::uint64_t kBytes = 2 * kPage;
+
+Descriptor make_file() {
+  Descriptor file(::memfd_create("registers", MFD_CLOEXEC));
+  CHECK(file.is_open() && ::ftruncate(file.get(), kBytes) == 0);
+  return file;
+}
+
+void cut_off(const Descriptor& file) { CHECK(::ftruncate(file.get(), 0) == 0); }
+
+std::uint32_t* word(const MappedRegisters& registers, std::uint64_t offset) {
+  return reinterpret_cast<std::uint32_t*>(registers.address() + offset);
+}
+
+void threads_read_all_ones_and_the_process_lives() {
+  const Descriptor file = make_file();
+  const Descriptor other_file = make_file();
+  const MappedRegisters registers(file.get(), 0, kBytes);
+  const MappedRegisters other(other_file.get(), 0, kBytes);
+  store_release(word(registers, kCsts), 1U);
+  store_release(word(other, kCsts), 1U);
+  std::atomic<int> looking{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    const std::uint64_t offset = i % 2 == 0 ? std::uint64_t{kCsts} : kPage + 8;
+    threads.push_back(detail::start_io_thread("registers", [&, offset] {
+      ++looking;
+      while (load_acquire(word(registers, offset)) != kAllOnes) {
+      }
+      ring_doorbell(word(registers, kPage), 7);
+    }));
+  }
+  while (looking.load() < 8) {
+    std::this_thread::yield();
+  }
+  CHECK(!registers.is_gone());
+  cut_off(file);
+  for (std::thread& each : threads) {
+    each.join();
+  }
+  CHECK(registers.is_gone() && load_acquire(word(registers, kCsts)) == kAllOnes);
+  CHECK(!other.is_gone() && load_acquire(word(other, kCsts)) == 1);
+}
+
+void a_store_finds_it_gone_too() {
+  const Descriptor file = make_file();
+  const MappedRegisters registers(file.get(), 0, kBytes);
+  cut_off(file);
+  ring_doorbell(word(registers, kPage), 7);
+  CHECK(registers.is_gone() && load_acquire(word(registers, kCsts)) == kAllOnes);
+}
+
+void entries_are_used_again() {
+  for (int i = 0; i < 1000; ++i) {
+    const Descriptor file = make_file();
+    const MappedRegisters registers(file.get(), 0, kBytes);
+    if (i % 3 == 0) {
+      cut_off(file);
+      CHECK(load_acquire(word(registers, 0)) == kAllOnes);
+    }
+  }
+  const Descriptor file = make_file();
+  std::vector<std::unique_ptr<MappedRegisters>> many;
+  for (int i = 0; i < 256; ++i) {
+    many.push_back(std::make_unique<MappedRegisters>(file.get(), 0, kBytes));
+  }
+  CHECK_THROWS(SystemError, std::make_unique<MappedRegisters>(file.get(), 0, kBytes));
+}
+
+/// Not through MappedRegisters: nobody's.
+const std::uint32_t* map_cut_off_page() {
+  const Descriptor file = make_file();
+  void* const page = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, file.get(), 0);
+  CHECK(page != MAP_FAILED);
+  cut_off(file);
+  return static_cast<const std::uint32_t*>(page);
+}
+
+sigjmp_buf back;
+std::atomic<int> caught{0};
+
+void the_handler_before_still_has_its_faults() {
+  const std::uint32_t* const page = map_cut_off_page();
+  if (sigsetjmp(back, 1) == 0) {
+    static_cast<void>(load_acquire(page));
+    CHECK(false);
+  }
+  CHECK(caught.load() == 1);
+  CHECK(::raise(SIGBUS) == 0);  // returns into sigsetjmp's place no more: the handler tells the two apart
+  CHECK(caught.load() == 2);
+}
+
+void install_the_programs_own_handler() {
+  struct sigaction mine{};
+  mine.sa_flags = SA_SIGINFO;
+  mine.sa_sigaction = [](int, siginfo_t* info, void*) {
+    ++caught;
+    if (info->si_code > 0) {
+      siglongjmp(back, 1);
+    }
+  };
+  CHECK(::sigaction(SIGBUS, &mine, nullptr) == 0);
+}
+
+/// The status of a process that has one mapping of ours and then does something.
+int status_of(const std::function<void()>& action) {
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    const Descriptor file = make_file();
+    const MappedRegisters registers(file.get(), 0, kBytes);
+    cut_off(file);
+    CHECK(load_acquire(word(registers, 0)) == kAllOnes);
+    action();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  return status;
+}
+
+void what_nobody_handles_ends_the_process_as_before() {
+  const auto read_elsewhere = [] { static_cast<void>(load_acquire(map_cut_off_page())); };
+  const auto died = [](int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS; };
+  CHECK(died(status_of(read_elsewhere)));
+  CHECK(died(status_of([] { ::raise(SIGBUS); })));
+  CHECK(status_of([] {}) == 0);
+  ::signal(SIGBUS, SIG_IGN);
+  CHECK(died(status_of(read_elsewhere)));
+  CHECK(status_of([] { ::raise(SIGBUS); }) == 0);
+  ::signal(SIGBUS, SIG_DFL);
+}
+
+/// A soft controller whose status is read through registers that can be cut off.
+class Pluggable final : public Transport {
+ public:
+  Pluggable(std::unique_ptr<SoftTransport> inner, int file)
+      : inner_(std::move(inner)), registers_(file, 0, kBytes) {}
+
+  std::string name() const override { return inner_->name(); }
+  std::uint32_t read32(std::uint32_t offset) override {
+    return load_acquire(word(registers_, 0)) == kAllOnes ? kAllOnes : inner_->read32(offset);
+  }
+  std::uint64_t read64(std::uint32_t offset) override {
+    return load_acquire(word(registers_, 0)) == kAllOnes ? UINT64_MAX : inner_->read64(offset);
+  }
+  void write32(std::uint32_t offset, std::uint32_t value) override { inner_->write32(offset, value); }
+  void write64(std::uint32_t offset, std::uint64_t value) override { inner_->write64(offset, value); }
+  std::uint32_t* doorbell(std::uint32_t offset) override { return inner_->doorbell(offset); }
+  DmaMemory allocate(std::uint64_t size, MemoryKind kind) override { return inner_->allocate(size, kind); }
+  DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int device) override {
+    return inner_->map(address, size, kind, device);
+  }
+  bool set_bus_master(bool on) noexcept override { return inner_->set_bus_master(on); }
+  TransportCaps caps() const override { return inner_->caps(); }
+
+ private:
+  std::unique_ptr<SoftTransport> inner_;
+  MappedRegisters registers_;
+};
+
+void what_is_under_way_ends_with_enodev() {
+  const Descriptor file = make_file();
+  const auto control = std::make_shared<SoftControl>();
+  const SoftSettings soft = one_namespace();
+  LayerEngineSettings settings;
+  settings.command_timeout = Duration(600);  // it is not by this that it ends
+  std::vector<std::unique_ptr<Controller>> controllers;
+  controllers.push_back(std::make_unique<Controller>(
+      std::make_unique<Pluggable>(make_soft_transport(soft, control), file.get()), options_for(settings)));
+  Transport& transport = controllers.front()->transport();
+  const DmaMemory memory = transport.allocate(16 * kPage, MemoryKind::kHost);
+  LayerEngine engine(std::move(controllers), make_cpu_teams(), settings);
+  const std::uint32_t window =
+      engine.add_window(memory.address(), memory.size(), MemoryKind::kHost, kAnyDevice);
+  const BlockExtent all{0, 0, 16 * kPage / soft.namespaces.front().lba_bytes};
+  CHECK(engine.add_place(0, 1, {&all, 1}) == 0);
+  const std::array<LayerSlice, 2> slices{LayerSlice{0, 0, window, 0, 0, kPage},
+                                         LayerSlice{0, 0, window, kPage, kPage, kPage}};
+  const std::uint32_t layer = engine.add_layer(IoOpcode::kRead, slices);
+  CHECK(engine.wait(engine.submit(layer), Duration(60)) && engine.statuses(layer)[0] == 0);
+  control->stuck.store(true);
+  const std::uint64_t ticket = engine.submit(layer);
+  cut_off(file);
+  CHECK(engine.wait(ticket, Duration(60)));
+  CHECK(engine.statuses(layer)[0] == ENODEV && engine.statuses(layer)[1] == ENODEV);
+  control->heal();
+}
+
+}  // namespace
+
+int main() {
+  what_nobody_handles_ends_the_process_as_before();  // forks: first
+  install_the_programs_own_handler();
+  threads_read_all_ones_and_the_process_lives();
+  a_store_finds_it_gone_too();
+  entries_are_used_again();
+  the_handler_before_still_has_its_faults();
+  what_is_under_way_ends_with_enodev();
+  return 0;
+}
