@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What teams of lanes submit to NVMe controllers, and what that costs, on a GPU or with threads.
 
-    python benchmarks/nvme_gpu.py [--execution cuda] [--rounds N] [--json FILE]
+    python benchmarks/nvme_gpu.py [--execution cuda] [--only gemm] [--pace 10 30] [--rounds N] [--json FILE]
 
 Four questions, each with its goal for a GPU:
 
 - submission: commands a second that teams submit and complete when the drives' part is played by teams that
   move nothing (10 million). Queues are in pinned memory of the host.
-- copies: bytes a second of 256 KiB segments into device memory through soft controllers, beside the same
-  controllers filled by the CPU (`make_nvme_runtime`), in turns (0.90 and more).
+- copies: bytes a second of 256 KiB segments into device memory through soft controllers, beside what their
+  copies alone take (`of_own`: 0.90 and more), and beside the same controllers filled by the CPU
+  (`make_nvme_runtime`), in turns.
 - host: microseconds of one submit(), for layers of 16 to 16384 slices (20 and less, the same for all).
 - gemm: how much longer matrix products take on another stream while teams read (3 % and less), by thread
-  blocks, at full and at a drive's rate; beside teams that only wait; beside the CPU's reads. With torch only.
+  blocks, at full rate and at those of `--pace`; beside teams that only wait; beside the CPU's reads. With
+  torch only.
 """
 
 from __future__ import annotations
@@ -109,6 +111,16 @@ def measure_submission(place: Place, rounds: int, slices: int) -> list[dict[str,
     return rows
 
 
+def own_rate(before: list[dict[str, float]], after: list[dict[str, float]]) -> float:
+    """Bytes a second of all drives, were they to do nothing but copy to the device."""
+    return float(
+        sum(
+            (now["bytes"] - then["bytes"]) / (now["copy_seconds"] - then["copy_seconds"])
+            for then, now in zip(before, after, strict=True)
+        )
+    )
+
+
 def measure_copies(place: Place, rounds: int, slices: int) -> dict[str, float]:
     size = slices * SEGMENT
     address, kind, device = place.memory(size)
@@ -130,10 +142,13 @@ def measure_copies(place: Place, rounds: int, slices: int) -> dict[str, float]:
             for i in range(slices)
         )
     )
-    by_teams, by_cpu = [], []
+    by_teams, by_cpu, own = [], [], []
     for turn in range(rounds):
         say(f"copies: round {turn + 1}/{rounds}")
+        before = [control.counters() for control in rig.controls]
         by_teams.append(2 * size / keep_busy(rig, layers, 2))
+        if place.gpu is not None:
+            own.append(own_rate(before, [control.counters() for control in rig.controls]))
         begin = time.perf_counter()
         for _ in range(2):
             handle = runtime.submit(requests, timeout=SECONDS).handle
@@ -142,11 +157,15 @@ def measure_copies(place: Place, rounds: int, slices: int) -> dict[str, float]:
     rig.close()
     runtime.shutdown(SECONDS)
     ratios = [mine / other for mine, other in zip(by_teams, by_cpu, strict=True)]
-    return {
+    row = {
         "teams_gbs": statistics.median(by_teams) / 1e9,
         "cpu_gbs": statistics.median(by_cpu) / 1e9,
         "ratio": statistics.median(ratios),
     }
+    if own:
+        of_own = [mine / most for mine, most in zip(by_teams, own, strict=True)]
+        row |= {"own_gbs": statistics.median(own) / 1e9, "of_own": statistics.median(of_own)}
+    return row
 
 
 def measure_host(place: Place, rounds: int) -> list[dict[str, float]]:
@@ -233,23 +252,26 @@ def beside_cpu(place: Place, drive: dict[str, Any], bytes_: int) -> tuple[Any, A
     return partial(read_again, runtime, batch(*rows)), partial(runtime.shutdown, SECONDS)
 
 
-def measure_gemm(place: Place, rounds: int) -> list[dict[str, Any]]:
+def measure_gemm(
+    place: Place, rounds: int, paces: list[float], most_blocks: list[int]
+) -> list[dict[str, Any]]:
     """Each way in turns with nothing beside.
 
-    ``wait``: teams whose drives take 20 ms, so that they look at queues and move next to nothing. ``paced``:
-    drives that give 7.5 GB/s each. ``full``: as fast as the soft controllers copy.
+    ``wait``: teams whose drives take 20 ms, so that they look at queues and move next to nothing. ``at N``:
+    drives that give N GB/s together. ``full``: as fast as the soft controllers copy.
     """
     products = Products()
-    paced, late, size = {"bandwidth": 7.5e9}, {"latency": 0.02}, 64 * SEGMENT
+    late, size = {"latency": 0.02}, 64 * SEGMENT
+    rates: dict[str, dict[str, Any]] = {f"at {pace:g}": {"bandwidth": pace * 1e9 / DRIVES} for pace in paces}
+    rates["full"] = {}
     ways: list[tuple[str, int, Callable[[], tuple[Any, Any]]]] = [
-        ("cpu full", 0, lambda: beside_cpu(place, {}, size)),
-        ("cpu paced", 0, lambda: beside_cpu(place, paced, size)),
+        (f"cpu {name}", 0, partial(beside_cpu, place, drive, size)) for name, drive in rates.items()
     ]
-    for blocks in (1, 4, 8):
+    for blocks in most_blocks:
+        ways.append(("teams wait", blocks, partial(beside_teams, place, blocks, late, 4096)))
         ways += [
-            ("teams wait", blocks, partial(beside_teams, place, blocks, late, 4096)),
-            ("teams paced", blocks, partial(beside_teams, place, blocks, paced, size)),
-            ("teams full", blocks, partial(beside_teams, place, blocks, {}, size)),
+            (f"teams {name}", blocks, partial(beside_teams, place, blocks, drive, size))
+            for name, drive in rates.items()
         ]
     times: dict[tuple[str, int], list[tuple[float, float]]] = {way[:2]: [] for way in ways}
     for turn in range(rounds):
@@ -277,6 +299,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slices", type=int, default=16384, help="of a layer in `submission`")
     parser.add_argument("--segments", type=int, default=512, help="of 256 KiB in `copies`")
+    parser.add_argument(
+        "--pace", type=float, nargs="+", default=[10.0, 30.0], help="GB/s of all drives in `gemm`"
+    )
+    parser.add_argument("--blocks", type=int, nargs="+", default=[1, 4, 8], help="of the kernel in `gemm`")
+    parser.add_argument(
+        "--only", nargs="+", choices=("submission", "copies", "host", "gemm"), help="questions to ask"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     place = Place(options.execution)
@@ -287,8 +316,9 @@ def main() -> None:
         "host": lambda: measure_host(place, options.rounds),
     }
     if options.execution == "cuda":
-        questions["gemm"] = lambda: measure_gemm(place, options.rounds)
-    for name, ask in questions.items():
+        questions["gemm"] = lambda: measure_gemm(place, options.rounds, options.pace, options.blocks)
+    wanted = options.only or list(questions)
+    for name, ask in ((name, ask) for name, ask in questions.items() if name in wanted):
         report[name] = ask()
         print(name)
         for row in report[name] if isinstance(report[name], list) else [report[name]]:

@@ -81,9 +81,9 @@ class Gpu:
         kept.append(made.value)
         return made.value
 
-    def stream(self) -> int:
-        """A stream that does not wait for the default one."""
-        return self._make("cuStreamCreate", self.streams, 1)
+    def stream(self, priority: int = 0) -> int:
+        """A stream that does not wait for the default one; a priority below 0 goes before others."""
+        return self._make("cuStreamCreateWithPriority", self.streams, 1, priority)
 
     def malloc(self, size: int) -> int:
         return self._make("cuMemAlloc_v2", self._memory, ctypes.c_size_t(size))

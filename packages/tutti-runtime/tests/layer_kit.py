@@ -30,6 +30,7 @@ class LayerRig:
 
     def __post_init__(self) -> None:
         self.controls = [SoftNvmeControl() for _ in range(self.count)]
+        self.kept: list[object] = []  # memory of windows
         specs = [
             {"transport": "soft", "name": f"disk{i}", "control": control, "memory_bytes": self.space}
             | self.drive

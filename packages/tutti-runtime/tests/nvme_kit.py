@@ -44,7 +44,7 @@ class SoftRig:
             for i, control in enumerate(self.controls)
         ]
         player = {"device_executor": "cpu"} if self.execution == "device" else {}
-        self.runtime = tr.make_nvme_runtime(controllers=specs, **player, **self.settings)
+        self.runtime = tr.make_nvme_runtime(controllers=specs, **(player | self.settings))
         self._kept: list[Buffer] = []
 
     @property
@@ -75,10 +75,13 @@ class SoftRig:
         *,
         count: int = 1,
         length: int = PAGE,
+        offset: int = 0,
         timeout: float = 20,
     ) -> tr.Completion:
-        """Items of ``length`` bytes, one behind the other in memory and target; waits for all."""
-        rows = [request(direction, memory, i * length, target, i * length, length) for i in range(count)]
+        """Items of ``length`` bytes, one behind the other in memory from ``offset`` and in target; waits."""
+        rows = [
+            request(direction, memory, offset + i * length, target, i * length, length) for i in range(count)
+        ]
         return self.runtime.wait(self.submit(batch(*rows), timeout), 60)
 
     def close(self, *, violations: bool = False) -> None:

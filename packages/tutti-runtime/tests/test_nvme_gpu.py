@@ -14,8 +14,10 @@ import pytest
 from cuda_kit import real_driver
 from gpu_kit import CudaError, Driver, Gpu
 from layer_kit import MIB, PAGE, LayerRig
+from nvme_kit import SoftRig
 from runtime_kit import Buffer
 
+import tutti_runtime as tr
 from tutti_runtime import _core, cuda, nvme_layers
 
 pytestmark = pytest.mark.gpu
@@ -114,6 +116,33 @@ def test_a_stream_that_waits_for_the_word_sees_the_bytes(rigs: Rigs, gpu: Gpu) -
     assert (statuses.bytes[: 4 * count] == 0).all()
 
 
+def test_a_batch_by_the_device_moves_its_memory(gpu: Gpu) -> None:
+    """``submit(execution="device")``: two drives, their memory on the GPU, and teams as warps to the end."""
+    count, length = 32, 64 * 1024
+    size = count * length
+    host, back = Buffer(size), Buffer(size)
+    host.fill_random(11)
+    first, second, stream = gpu.malloc(size), gpu.malloc(size), gpu.stream()
+    gpu.copy_in(stream, first, host.address, size)
+    assert gpu.idle(stream, 60)
+    rig = SoftRig({"device": gpu.ordinal}, {"device_executor": "cuda", "device": gpu.ordinal}, 2, "device")
+    assert rig.runtime.caps()["device_execution"] is True
+    source, sink = (
+        rig.runtime.register_memory(address, size, kind="device", device=gpu.ordinal)
+        for address in (first, second)
+    )
+    targets = [rig.runtime.open(f"nvme://disk{i}/1") for i in range(2)]
+    for direction, memory in ((tr.WRITE, source), (tr.READ, sink), (tr.READ, sink)):
+        for i, target in enumerate(targets):
+            done = rig.move(direction, memory, target, count=count // 2, length=length, offset=i * size // 2)
+            assert not done.status.any(), (done.status, rig.runtime.caps()["stepped_down"])
+    assert rig.runtime.stats()["step_downs"] == 0
+    rig.close()
+    gpu.copy_out(stream, back.address, second, size)
+    assert gpu.idle(stream, 60)
+    assert np.array_equal(back.bytes, host.bytes)
+
+
 def test_many_commands(rigs: Rigs) -> None:
     """TUTTI_NVME_COMMANDS=10000000 for the long run."""
     rig = rigs(4, queues=4, queue_entries=256)
@@ -128,8 +157,15 @@ def test_many_commands(rigs: Rigs) -> None:
     assert counters["strays"] == counters["remade"] == counters["resets"] == 0
 
 
-def idle_engine(rig: LayerRig, gpu: Gpu) -> int:
-    window = rig.layers.add_window(gpu.malloc(MIB), MIB, kind="device", device=gpu.ordinal)
+def idle_engine(rig: LayerRig) -> int:
+    """One that reads into memory of the host.
+
+    A soft controller asks the driver to copy to a GPU, and the driver lets nobody in while somebody waits for
+    the device. A drive needs no driver.
+    """
+    buffer = Buffer(MIB)
+    window = rig.layers.add_window(buffer.address, MIB)
+    rig.kept.append(buffer)
     layer = rig.layers.add_layer("read", rig.slices(window, MIB // PAGE, PAGE))
     rig.run_well(layer)
     return layer
@@ -142,7 +178,7 @@ def pin_and_unpin(gpu: Gpu) -> None:
 
 def test_what_waits_for_the_whole_device_ends_beside_an_idle_engine(rigs: Rigs, gpu: Gpu) -> None:
     rig = rigs(2)
-    layer = idle_engine(rig, gpu)
+    layer = idle_engine(rig)
     for _ in range(3):
         gpu.wait_for_everything()
         pin_and_unpin(gpu)
@@ -152,7 +188,7 @@ def test_what_waits_for_the_whole_device_ends_beside_an_idle_engine(rigs: Rigs, 
 
 def test_what_waits_for_the_whole_device_ends_beside_a_loaded_engine(rigs: Rigs, gpu: Gpu) -> None:
     rig = rigs(2, linger=1.0, stay=0.02)
-    layer = idle_engine(rig, gpu)
+    layer = idle_engine(rig)
     stopping = threading.Event()
 
     def keep_busy() -> None:

@@ -215,7 +215,8 @@ py::dict counters_of(const SoftControl& control) {
                   "queues_made"_a = counters.queues_made, "queues_deleted"_a = counters.queues_deleted,
                   "enables"_a = counters.enables, "shutdowns"_a = counters.shutdowns,
                   "faults"_a = counters.faults, "most_commands"_a = counters.most_commands,
-                  "most_bytes"_a = counters.most_bytes, "longest_copy"_a = counters.longest_copy);
+                  "most_bytes"_a = counters.most_bytes, "copy_seconds"_a = counters.copy_seconds,
+                  "longest_copy"_a = counters.longest_copy, "copy_under_way"_a = counters.copy_under_way);
 }
 
 }  // namespace

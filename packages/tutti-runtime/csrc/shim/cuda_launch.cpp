@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tutti/runtime/shim/cuda_launch.hpp"
 
+#include <thread>
+
 #include "tutti/runtime/shim/library.hpp"
 
 namespace tutti::runtime::shim {
@@ -21,7 +23,6 @@ CudaLaunch load() {
   library.require(table.memcpy_to_host, "cuMemcpyDtoHAsync_v2");
   library.require(table.stream_create, "cuStreamCreateWithPriority");
   library.require(table.stream_query, "cuStreamQuery");
-  library.require(table.stream_synchronize, "cuStreamSynchronize");
   library.require(table.stream_destroy, "cuStreamDestroy_v2");
   return table;
 }
@@ -52,6 +53,13 @@ int WorkStream::copy_to_device(std::byte* to, const void* from, std::size_t size
 int WorkStream::copy_to_host(void* to, const std::byte* from, std::size_t size) const noexcept {
   return to_errno(driver_.memcpy_to_host(to, reinterpret_cast<CuDevicePtr>(from), size, stream_));
 }
-int WorkStream::wait() const noexcept { return to_errno(driver_.stream_synchronize(stream_)); }
+int WorkStream::wait() const noexcept {
+  CuResult result = driver_.stream_query(stream_);
+  while (result == kCuNotReady) {
+    std::this_thread::yield();
+    result = driver_.stream_query(stream_);
+  }
+  return to_errno(result);
+}
 
 }  // namespace tutti::runtime::shim

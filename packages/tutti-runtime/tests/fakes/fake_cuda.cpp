@@ -2,6 +2,11 @@
 // A CUDA driver for tests, as a library named libcuda.so.1: contexts, pinned and "device" memory (all of it
 // host memory), events that a test sets or a stream reaches, and streams that really run in order on threads
 // of their own. Numbers are those of the CUDA Driver API. What a driver would refuse is refused here too.
+//
+// Kernels are there where fake_kernels.cpp is built in. While one stays, this driver is the worst that can
+// be: every call that may wait for the device does, and no other call gets in meanwhile.
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -11,6 +16,8 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -30,6 +37,8 @@ struct Range {
 
 struct Stream {
   void* context;
+  int priority = 0;
+  std::set<std::string> used_for;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
@@ -61,6 +70,50 @@ const std::pair<const std::uint64_t, Range>* find(std::uint64_t address) {
   return address < place->first + place->second.size ? &*place : nullptr;
 }
 
+std::mutex entry;  // calls that wait hold it
+std::mutex kernels_mutex;
+std::condition_variable kernels_left;
+std::multiset<int> kernels;  // that were launched and are not over, by the priority of their stream
+std::string waited;          // what had to wait for a kernel, or would have
+
+/// Until no kernel is there, or none of a priority.
+void wait_for_kernels(const char* call, const int* priority = nullptr) {
+  std::unique_lock lock(kernels_mutex);
+  const auto gone = [&] { return priority == nullptr ? kernels.empty() : !kernels.contains(*priority); };
+  if (!gone()) {
+    waited += std::string(call) + "; ";
+    kernels_left.wait(lock, gone);
+  }
+}
+
+/// A call that may wait for all that runs on the device.
+void waiting_call(const char* call) {
+  const std::lock_guard lock(entry);
+  wait_for_kernels(call);
+}
+
+/// Any other call.
+void pass() { const std::lock_guard lock(entry); }
+
+/// What a driver makes when something is first used.
+void first_use(Stream* stream, const char* what) {
+  bool first = false;
+  {
+    const std::lock_guard lock(stream->mutex);
+    first = stream->used_for.insert(what).second;
+  }
+  if (first) {
+    waiting_call((std::string("first ") + what).c_str());
+  }
+}
+
+bool is_pinned(const void* address, std::uint64_t size) {
+  const std::lock_guard lock(the_mutex);
+  const auto first = reinterpret_cast<std::uint64_t>(address);
+  const auto* const range = find(first);
+  return range != nullptr && range->second.type == kHost && first + size <= range->first + range->second.size;
+}
+
 void serve(Stream* stream) {
   std::unique_lock lock(stream->mutex);
   while (true) {
@@ -87,6 +140,26 @@ int enqueue(Stream* stream, std::function<void()> work) {
   stream->work.push_back(std::move(work));
   stream->changed.notify_all();
   return 0;
+}
+
+/// `host` is the side that should be pinned. Work of one priority shares a queue of the device.
+int copy(Stream* stream, void* to, const void* from, std::uint64_t size, const void* host, const char* what) {
+  {
+    const std::lock_guard lock(the_mutex);
+    if (!streams.contains(stream)) {
+      return kInvalidHandle;
+    }
+  }
+  first_use(stream, what);
+  if (is_pinned(host, size)) {
+    pass();
+  } else {
+    waiting_call("copy of memory that is not pinned");
+  }
+  return enqueue(stream, [=, priority = stream->priority] {
+    wait_for_kernels("copy behind a kernel of its priority", &priority);
+    std::memcpy(to, from, size);
+  });
 }
 
 // A word is in memory that the device reaches, and the stream's own context is current: as on a real driver.
@@ -240,6 +313,7 @@ int cuMemHostRegister_v2(void* address, std::size_t size, unsigned) {
   if (refuse_register != 0) {
     return refuse_register;
   }
+  waiting_call("cuMemHostRegister");
   const auto first = reinterpret_cast<std::uint64_t>(address);
   const std::lock_guard lock(the_mutex);
   const auto next = ranges.upper_bound(first);
@@ -254,6 +328,7 @@ int cuMemHostUnregister(void* address) {
   if (contexts.empty()) {
     return kInvalidContext;
   }
+  waiting_call("cuMemHostUnregister");
   const std::lock_guard lock(the_mutex);
   return ranges.erase(reinterpret_cast<std::uint64_t>(address)) == 1 ? 0 : kNotRegistered;
 }
@@ -366,10 +441,26 @@ int cuStreamCreate(void** stream, unsigned) {
   if (contexts.empty()) {
     return kInvalidContext;
   }
+  waiting_call("cuStreamCreate");
   *stream = fake_cuda_stream(contexts.back() == context_of(1) ? 1 : 0);
   return 0;
 }
+int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
+  if (flags != 1) {
+    return kInvalidValue;  // a stream that waits for the default one: nobody here wants that
+  }
+  const int error = cuStreamCreate(stream, flags);
+  if (error == 0) {
+    static_cast<Stream*>(*stream)->priority = std::clamp(priority, -5, 0);
+  }
+  return error;
+}
+int cuCtxSynchronize() {
+  waiting_call("cuCtxSynchronize");
+  return contexts.empty() ? kInvalidContext : 0;
+}
 int cuStreamQuery(Stream* stream) {
+  pass();
   const std::lock_guard lock(stream->mutex);
   return stream->work.empty() && !stream->busy ? 0 : kNotReady;
 }
@@ -382,11 +473,13 @@ int cuMemAlloc_v2(std::uint64_t* pointer, std::size_t size) {
   if (contexts.empty()) {
     return kInvalidContext;
   }
+  waiting_call("cuMemAlloc");
   *pointer =
       reinterpret_cast<std::uint64_t>(fake_cuda_malloc(size, contexts.back() == context_of(1) ? 1 : 0));
   return *pointer != 0 ? 0 : kOutOfMemory;
 }
 int cuMemFree_v2(std::uint64_t pointer) {
+  waiting_call("cuMemFree");
   const std::lock_guard lock(the_mutex);
   if (ranges.erase(pointer) == 0) {
     return kInvalidValue;
@@ -395,9 +488,56 @@ int cuMemFree_v2(std::uint64_t pointer) {
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t size, Stream* stream) {
-  return fake_cuda_copy(stream, reinterpret_cast<void*>(to), from, size);
+  return copy(stream, reinterpret_cast<void*>(to), from, size, from, "copy to the device");
 }
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t size, Stream* stream) {
-  return fake_cuda_copy(stream, to, reinterpret_cast<const void*>(from), size);
+  return copy(stream, to, reinterpret_cast<const void*>(from), size, to, "copy from the device");
+}
+int cuMemsetD8Async(std::uint64_t pointer, unsigned char value, std::size_t size, Stream* stream) {
+  first_use(stream, "memset");
+  return enqueue(stream, [=] { std::memset(reinterpret_cast<void*>(pointer), value, size); });
+}
+int cuModuleLoadData(void** module, const void* image) {
+  waiting_call("cuModuleLoadData");
+  *module = const_cast<void*>(image);
+  return image != nullptr ? 0 : kInvalidValue;
+}
+int cuModuleUnload(void*) {
+  waiting_call("cuModuleUnload");
+  return 0;
+}
+// Of fake_kernels.cpp.
+int fake_cuda_find_kernel(void** function, const char* name) __attribute__((weak));
+// The kernel as a function, with copies of its parameters, to be called once and then forgotten.
+std::function<void()>* fake_cuda_kernel(void* function, unsigned blocks, unsigned threads, void** parameters)
+    __attribute__((weak));
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  return fake_cuda_find_kernel != nullptr ? fake_cuda_find_kernel(function, name) : kNotSupported;
+}
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
+                   unsigned, Stream* stream, void** parameters, void**) {
+  first_use(stream, static_cast<const char*>(function));
+  pass();
+  auto* const kernel = fake_cuda_kernel(function, grid_x, block_x, parameters);
+  const int priority = stream->priority;
+  {
+    const std::lock_guard lock(kernels_mutex);
+    kernels.insert(priority);
+  }
+  return enqueue(stream, [kernel, priority] {
+    (*kernel)();
+    delete kernel;
+    const std::lock_guard lock(kernels_mutex);
+    kernels.erase(kernels.find(priority));
+    kernels_left.notify_all();
+  });
+}
+// What waited for a kernel since the last call, by name.
+const char* fake_cuda_waited() {
+  static std::string said;
+  const std::lock_guard lock(kernels_mutex);
+  said.swap(waited);
+  waited.clear();
+  return said.c_str();
 }
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,8 +21,6 @@ namespace {
 
 constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
 constexpr std::uint64_t kLine = 128;
-// Few blocks, which a queue of other kernels' blocks must not hold up.
-constexpr int kBeforeOthers = -100;
 constexpr std::uint32_t kMostWarps = 8;  // of a block; the kernel is compiled for them
 
 /// Host memory that the device sees under the same address.
@@ -80,9 +79,10 @@ class CudaTeams final : public TeamHost {
       : device_(device),
         blocks_(blocks),
         driver_(shim::cuda_launch()),
-        work_(device, kBeforeOthers),
-        copies_(device),
-        answers_(device, kBeforeOthers) {
+        work_(device, shim::kKernelPriority),
+        copies_(device, shim::kTablePriority),
+        answers_(device, shim::kAnswerPriority),
+        staging_(kChunk, device) {
     const shim::ScopedContext current(work_.context());
     shim::check("cuModuleLoadData", driver_.module_load_data(&module_, kernel_image()));
     shim::check("cuModuleGetFunction", driver_.module_get_function(&kernel_, module_, "tutti_nvme_serve"));
@@ -93,7 +93,7 @@ class CudaTeams final : public TeamHost {
     if (shim::cuda().context_push(work_.context()) != shim::kCuSuccess) {
       return;
     }
-    driver_.stream_synchronize(work_.get());
+    static_cast<void>(work_.wait());
     for (const shim::CuDevicePtr each : device_chunks_) {
       driver_.mem_free(each);
     }
@@ -133,18 +133,22 @@ class CudaTeams final : public TeamHost {
 
   void upload(std::byte* local, const void* from, std::uint64_t size) override {
     const shim::ScopedContext current(work_.context());
-    if (const int error = copies_.copy_to_device(local, from, size); error != 0) {
-      throw SystemError(error, "cannot copy a table to the device");
+    for (std::uint64_t done = 0; done < size; done += std::min(size - done, kChunk)) {
+      const std::uint64_t part = std::min(size - done, kChunk);
+      std::memcpy(staging_.address(), static_cast<const std::byte*>(from) + done, part);
+      require_good(copies_.copy_to_device(local + done, staging_.address(), part));
+      finish();
     }
-    finish();
   }
 
   void download(void* to, const std::byte* local, std::uint64_t size) override {
     const shim::ScopedContext current(work_.context());
-    if (const int error = copies_.copy_to_host(to, local, size); error != 0) {
-      throw SystemError(error, "cannot copy from the device");
+    for (std::uint64_t done = 0; done < size; done += std::min(size - done, kChunk)) {
+      const std::uint64_t part = std::min(size - done, kChunk);
+      require_good(copies_.copy_to_host(staging_.address(), local + done, part));
+      finish();
+      std::memcpy(static_cast<std::byte*>(to) + done, staging_.address(), part);
     }
-    finish();
   }
 
   void start(const LayerRing& ring, IssueLane* lanes, std::uint32_t count, std::uint64_t until) override {
@@ -161,8 +165,8 @@ class CudaTeams final : public TeamHost {
 
   void join() override {
     const shim::ScopedContext current(work_.context());
-    shim::check("cuStreamSynchronize", driver_.stream_synchronize(answers_.get()));
-    shim::check("cuStreamSynchronize", driver_.stream_synchronize(work_.get()));
+    require_good(answers_.wait());
+    require_good(work_.wait());
   }
 
   int check() noexcept override {
@@ -202,9 +206,11 @@ class CudaTeams final : public TeamHost {
                                                         answers_.get(), parameters, nullptr));
   }
 
-  void finish() const {
-    if (const int error = copies_.wait(); error != 0) {
-      throw SystemError(error, "a copy to or from the device failed");
+  void finish() const { require_good(copies_.wait()); }
+
+  static void require_good(int error) {
+    if (error != 0) {
+      throw SystemError(error, "a kernel or a copy failed on the teams' device");
     }
   }
 
@@ -214,6 +220,7 @@ class CudaTeams final : public TeamHost {
   shim::WorkStream work_;
   shim::WorkStream copies_;  ///< does not wait for teams that stay
   shim::WorkStream answers_;
+  PinnedChunk staging_;  ///< for what is copied to and from local()
   shim::CuModule module_ = nullptr;
   shim::CuFunction kernel_ = nullptr;
   shim::CuFunction answer_ = nullptr;

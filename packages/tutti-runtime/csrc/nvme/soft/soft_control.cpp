@@ -31,7 +31,11 @@ std::vector<std::string> SoftControl::violations() const {
 
 SoftCounters SoftControl::counters() const {
   const std::lock_guard lock(mutex_);
-  return counters_;
+  SoftCounters counters = counters_;
+  if (const std::int64_t since = copying_since_.load(std::memory_order_relaxed); since != 0) {
+    counters.copy_under_way = static_cast<double>(ns_now() - since) * 1e-9;
+  }
+  return counters;
 }
 
 bool SoftControl::wait_faults(std::uint64_t count, Duration timeout) {

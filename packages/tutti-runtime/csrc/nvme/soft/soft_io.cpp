@@ -95,13 +95,19 @@ Outcome Device::move(const Command& command, Storage& storage) {
   }
   const std::uint64_t place = slba_of(command) * storage.lba_bytes();
   const bool read = command.opcode == static_cast<std::uint8_t>(IoOpcode::kRead);
-  if (!(read ? storage.read(place, data_) : storage.write(place, data_))) {
+  if (data_.on_device) {
+    control_.begin_copy();
+  }
+  const bool moved = read ? storage.read(place, data_) : storage.write(place, data_);
+  control_.end_copy();
+  if (!moved) {
     return {static_cast<std::uint16_t>(read ? kStatusUnrecoveredRead : kStatusWriteFault), 0};
   }
   control_.count([&](SoftCounters& counters) {
     ++(read ? counters.reads : counters.writes);
     counters.bytes += bytes;
     if (data_.on_device) {
+      counters.copy_seconds += storage.last_copy().count();
       counters.longest_copy = std::max(counters.longest_copy, storage.last_copy().count());
     }
   });

@@ -57,7 +57,7 @@ Storage::Storage(const SoftNamespace& settings, int device)
   }
   if (device != kAnyDevice) {
     try {
-      stream_ = std::make_unique<shim::WorkStream>(device);
+      stream_ = std::make_unique<shim::WorkStream>(device, shim::kAnswerPriority);
       bounce_.resize(memory_ != nullptr ? 0 : kBounceBytes);
       std::byte* const pinned = memory_ != nullptr ? memory_ : bounce_.data();
       pin_ = std::make_unique<detail::HostPin>(pinned, memory_ != nullptr ? bytes_ : kBounceBytes, device);

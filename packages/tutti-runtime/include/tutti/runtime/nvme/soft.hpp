@@ -88,7 +88,9 @@ struct SoftCounters {
   /// Most that waited for their time at once, where there is a latency or bandwidth to wait for.
   std::uint64_t most_commands = 0;
   std::uint64_t most_bytes = 0;
-  double longest_copy = 0;  ///< seconds of one command's copies to or from a CUDA device
+  double copy_seconds = 0;    ///< of all copies to or from a CUDA device
+  double longest_copy = 0;    ///< seconds of one command's copies
+  double copy_under_way = 0;  ///< seconds since the one began that has not ended; 0: none
 };
 
 /// Switchboard of one soft controller, shared with whoever made it. Thread-safe.
@@ -113,6 +115,8 @@ class SoftControl {
   /// The first rule that the event calls for; `opcode` and LBAs of a command.
   [[nodiscard]] std::optional<SoftRule> match(bool doorbell, bool admin, std::uint8_t opcode,
                                               std::uint64_t first_lba, std::uint64_t blocks);
+  void begin_copy() noexcept { copying_since_.store(ns_now(), std::memory_order_relaxed); }
+  void end_copy() noexcept { copying_since_.store(0, std::memory_order_relaxed); }
   std::atomic<bool> stuck{false};
   std::atomic<bool> unplugged{false};
 
@@ -122,6 +126,11 @@ class SoftControl {
     std::uint64_t seen = 0;
     std::uint64_t done = 0;
   };
+  static std::int64_t ns_now() noexcept {
+    return Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+
+  std::atomic<std::int64_t> copying_since_{0};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<State> rules_;

@@ -30,19 +30,24 @@ struct CudaLaunch {
   CuResult (*memcpy_to_host)(void* to, CuDevicePtr from, std::size_t size, CuStream stream);
   CuResult (*stream_create)(CuStream* stream, unsigned flags, int priority);
   CuResult (*stream_query)(CuStream stream);
-  CuResult (*stream_synchronize)(CuStream stream);
   CuResult (*stream_destroy)(CuStream stream);
 };
 
 /// @throws what cuda() throws; SystemError ENOSYS for a driver that lacks one of them.
 [[nodiscard]] const CudaLaunch& cuda_launch();
 
-/// A stream of a device's primary context, with what is copied on it. For one thread at a time.
+// Priorities of streams; below 0 goes before others, cut to what the device has. A kernel that stays and what
+// it waits for have different ones: work of one priority may share a queue of the device, and wait there.
+inline constexpr int kKernelPriority = -100;
+inline constexpr int kAnswerPriority = -1;
+inline constexpr int kTablePriority = 0;
+
+/// A stream of a device's primary context that does not wait for the default one, with what is copied on it.
+/// For one thread at a time.
 class WorkStream {
  public:
-  /// `priority`: 0, or below for what runs before others; cut to what the device has.
   /// @throws InvalidArgument, SystemError
-  explicit WorkStream(int device, int priority = 0);
+  WorkStream(int device, int priority);
   ~WorkStream();
   WorkStream(const WorkStream&) = delete;
   WorkStream& operator=(const WorkStream&) = delete;
@@ -50,9 +55,11 @@ class WorkStream {
   [[nodiscard]] CuContext context() const noexcept { return context_.get(); }
   [[nodiscard]] CuStream get() const noexcept { return stream_; }
 
-  // Calls for a scope with the context current. @returns 0 or an errno.
+  // Calls for a scope with the context current. Host memory is pinned: with other memory the driver may wait
+  // for all that runs on the device. @returns 0 or an errno.
   [[nodiscard]] int copy_to_device(std::byte* to, const void* from, std::size_t size) const noexcept;
   [[nodiscard]] int copy_to_host(void* to, const std::byte* from, std::size_t size) const noexcept;
+  /// Asks until all is done, and so holds nothing of the driver's meanwhile.
   [[nodiscard]] int wait() const noexcept;
 
  private:

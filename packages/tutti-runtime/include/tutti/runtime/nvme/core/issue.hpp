@@ -313,6 +313,9 @@ class LayerRun {
   TUTTI_HD void look_after() {
     const std::uint32_t stop = told();
     const std::uint64_t now = team_.now_ns();
+    // A team that was kept from running for longer than the deadline has answers to take first.
+    for (std::uint32_t round = 0; round < lane_.cq.depth && reap(); ++round) {
+    }
     team_.each([&](std::uint32_t i, LaneState& state) {
       state.gone = 0;
       state.gone_bytes = 0;

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver of fake_cuda.cpp with the kernels of csrc/nvme/cuda/issue_kernel.cu: a thread plays a warp.
+#include "fake_cuda.cpp"
+
+#include "tutti/runtime/nvme/backoff.hpp"
+#include "tutti/runtime/nvme/core/answer.hpp"
+#include "tutti/runtime/nvme/core/issue.hpp"
+
+namespace {
+
+using namespace tutti::runtime::nvme;
+
+class Warp {
+ public:
+  static std::uint64_t now_ns() {
+    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
+                                      std::chrono::nanoseconds(1));
+  }
+  void pause(std::uint32_t round) {
+    if (round == 0) {
+      backoff_.reset();
+    }
+    backoff_.pause();
+  }
+
+ private:
+  Backoff backoff_;
+};
+
+template <typename T>
+T parameter(void** parameters, int number) {
+  return *static_cast<T*>(parameters[number]);
+}
+
+/// Every warp of the grid, at the same time.
+template <typename F>
+void run_warps(unsigned count, F warp) {
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < count; ++i) {
+    threads.emplace_back([warp, i] {
+      Warp host;
+      LoopTeam<LaneState, Warp> team(host);
+      warp(team, i);
+    });
+  }
+  for (std::thread& each : threads) {
+    each.join();
+  }
+}
+
+constexpr const char* kServe = "tutti_nvme_serve";
+constexpr const char* kAnswer = "tutti_nvme_answer";
+
+}  // namespace
+
+extern "C" {
+
+int fake_cuda_find_kernel(void** function, const char* name) {
+  for (const char* known : {kServe, kAnswer}) {
+    if (std::string(known) == name) {
+      *function = const_cast<char*>(known);
+      return 0;
+    }
+  }
+  return 500;  // CUDA_ERROR_NOT_FOUND
+}
+
+std::function<void()>* fake_cuda_kernel(void* function, unsigned blocks, unsigned threads,
+                                        void** parameters) {
+  const auto warps = blocks * (threads / kTeamLanes);
+  if (function == kServe) {
+    const auto ring = parameter<LayerRing>(parameters, 0);
+    auto* const lanes = parameter<IssueLane*>(parameters, 1);
+    const auto count = std::min(parameter<std::uint32_t>(parameters, 2), warps);
+    const auto until = parameter<std::uint64_t>(parameters, 3);
+    return new std::function<void()>(
+        [=] { run_warps(count, [=](auto& team, unsigned i) { serve(team, ring, lanes + i, until); }); });
+  }
+  const auto* const lanes = parameter<const AnswerLane*>(parameters, 0);
+  const auto count = std::min(parameter<std::uint32_t>(parameters, 1), warps);
+  const auto* const stop = parameter<const std::uint32_t*>(parameters, 2);
+  return new std::function<void()>(
+      [=] { run_warps(count, [=](auto& team, unsigned i) { answer(team, lanes[i], stop); }); });
+}
+}
