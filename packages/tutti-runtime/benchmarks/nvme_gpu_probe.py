@@ -86,8 +86,8 @@ def main() -> int:
     copies.warm(highest)
     for _, stream in streams:
         copies.warm(stream)
-    streams += [("after the teams, never used", gpu.stream(priority)) for priority in (0, -1)]
     streams.append(("of the kernel's priority", highest))
+    streams += [("after the teams, never used", gpu.stream(priority)) for priority in (0, -1)]
     for control in rig.controls:
         control.fail("late_completion", delay=options.stay)
     ticket = rig.layers.submit(layer)
