@@ -130,7 +130,8 @@ class StorageBackend(Protocol):
     ``wait_for_room(deadline)``, which returns when segments that were refused with ``EAGAIN`` may find room,
     or at ``time.monotonic() == deadline``, and ``wants_checksums: bool``, for a backend that keeps checksums
     beside the bytes: handles of its reads then have ``checksums()``, which returns them after ``status()``,
-    one a segment, and loads go by them instead of by the plan's.
+    one a segment, and loads go by them instead of by the plan's. ``load_waves: int``, at least 2: how many
+    batches of reads share the staging memory, for one that prefers fewer and larger ones, or the contrary.
     """
 
     def chunk_ids(self, count: int) -> Sequence[ChunkId]:

@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 15.0
 
-LONGEST_WAIT = 5.0
-"""Seconds that a read waits for the first try: one that hangs must not keep its memory."""
+LONGEST_WAIT = 2.0
+"""Seconds that a read waits for the first try, fewer than reads have as a rule: a try that hangs must
+neither keep their memory nor pass for a store that does."""
 
 SHUTDOWN_SECONDS = 10.0
 

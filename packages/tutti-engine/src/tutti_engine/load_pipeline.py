@@ -80,6 +80,8 @@ class LoadPipeline(Pipeline):
         self._max_queued = max_queued
         self._verification = verification
         self._on_end = on_end
+        usual = _WAVES if self._background is None else _DEVICE_WAVES
+        self._waves: int = getattr(shared.backend, "load_waves", usual)
         self._changed = threading.Condition()
         self._queued = 0
         # Parts whose reads have begun and whose copies have not ended.
@@ -170,8 +172,7 @@ class LoadPipeline(Pipeline):
     def _start_wave(self, part: _Part, todo: list[int], slot: int) -> Wave:
         """Start to read the first of ``todo``, and take them off."""
         width = len(part.layers)
-        waves = _WAVES if self._background is None else _DEVICE_WAVES
-        shares = self._lookahead + 1 if part.ahead else waves
+        shares = self._lookahead + 1 if part.ahead else self._waves
         most = min(len(todo), max(1, self._bank.count // (shares * width)))
         slots = [slot, *self._bank.acquire_free(width, most - 1)]
         wave = Wave(part.job.plan, self._bank, todo[: len(slots)], slots, part.layers, part.group)

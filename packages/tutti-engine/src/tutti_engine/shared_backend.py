@@ -119,6 +119,8 @@ class SharedBackend:
 
     spi_version = SPI_VERSION
     wants_checksums = True
+    load_waves = 2
+    """One is read while the other is verified: a call has a price, its connections do not end together."""
 
     def __init__(self, store: SharedStore, names: ObjectNames, rank: int, geometry: Geometry) -> None:
         self._store = store

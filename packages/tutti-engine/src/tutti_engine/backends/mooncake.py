@@ -25,7 +25,7 @@ __all__ = ["MooncakeStore"]
 Pieces = Sequence[tuple[memoryview, memoryview]]
 
 
-NICENESS = 5
+NICENESS = 10
 """By how much threads that call the client give way to the others.
 
 A call that moves objects waits in a loop that asks without a pause whether they have come; on few cores it

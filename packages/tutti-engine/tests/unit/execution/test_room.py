@@ -167,3 +167,21 @@ def test_a_real_error_is_not_hidden_by_a_lack_of_room(rig):
     rig.arrived(2)
     rig.let_go()
     assert rig.result().errno == errno.EIO
+
+
+def test_a_backend_says_how_many_batches_share_the_window(rig, monkeypatch):
+    usual = rig(runs=8)
+    monkeypatch.setattr(type(usual.backend), "load_waves", 2, raising=False)
+    for each, most in ((usual, 2), (rig(runs=8), 4)):
+        chunks = [(n, (2 * n, 2 * n + 1)) for n in range(8)]
+        contents = each.store_filled(*chunks)
+        sizes, read = [], each.backend.read_segments
+
+        def reading(batch, sizes=sizes, read=read):
+            sizes.append(len(batch) // 3)
+            return read(batch)
+
+        each.backend.read_segments = reading
+        assert each.load(*chunks).failed == ()
+        assert {b: each.content(b) for b in contents} == contents
+        assert max(sizes) == most and sum(sizes) == 8
