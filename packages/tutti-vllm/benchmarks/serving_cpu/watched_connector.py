@@ -23,6 +23,7 @@ from typing import Any
 
 from nothing_connector import NothingConnector
 
+import tutti_runtime
 from tutti_engine.backends import local
 from tutti_engine.load_pipeline import LoadPipeline
 from tutti_engine.store_pipeline import StorePipeline
@@ -215,4 +216,6 @@ for _pipeline, _methods in PHASES.items():
     for _name, _what in _methods.items():
         setattr(_pipeline, _name, spanned(_what, getattr(_pipeline, _name)))
 if "TUTTI_THREADS" in os.environ:
-    local.MAX_COPY_THREADS = int(os.environ["TUTTI_THREADS"])
+    local.make_runtime = lambda layout: tutti_runtime.make_file_runtime(
+        data_path="posix", direct="off", threads=int(os.environ["TUTTI_THREADS"])
+    )

@@ -426,7 +426,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new-turns", type=int, default=6)
     parser.add_argument("--layers-length", type=int, default=32000, help="longest prompt of ``layers``")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--capacity", type=int, default=24 << 30, help="bytes of Tutti's stores")
+    parser.add_argument("--capacity", type=int, default=44 << 30, help="bytes of Tutti's stores")
     parser.add_argument("--host-bytes", type=int, default=24 << 30, help="the peer's host memory")
     parser.add_argument("--folder", type=Path, help="where stores are made; default: a temporary directory")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds for an answer or a start")

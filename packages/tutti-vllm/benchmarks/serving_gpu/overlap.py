@@ -95,7 +95,11 @@ def report(trace: dict[str, Any], lines: Iterable[dict[str, Any]]) -> dict[str, 
     load = union([*found, *copies])
     first, last = compute[0][0], compute[-1][1]
     if not load or load[-1][1] < first or load[0][0] > last:
-        raise ValueError("no load is within the time of the trace: are they of one run and one clock?")
+        what = f"{load[0][0]:.0f} to {load[-1][1]:.0f} us" if load else "none"
+        raise ValueError(
+            f"no load is within the time of the trace ({first:.0f} to {last:.0f} us; loads: {what}): are they"
+            " of one run and one clock?"
+        )
     total = max(last, load[-1][1]) - min(first, load[0][0])
     busy = union([*compute, *copies])
     return {
