@@ -155,6 +155,11 @@ class Executor:
         return str(getattr(self._backend, "data_path", type(self._backend).__name__))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way and ``take_results`` has nothing."""
+        return not (self._unfinished or self._results or self._keeper.overdue)
+
+    @property
     def queued_loads(self) -> int:
         """Loads, or layers of them, that wait for their turn."""
         return self._loads.queued

@@ -45,10 +45,17 @@ SHUTDOWN_SECONDS = 10.0
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def contained(answer: Callable[[], Any]) -> Callable[[Method], Method]:
-    """Make a callback log an exception and return ``answer()`` instead of letting it out."""
+def contained(answer: Callable[[], Any], *, in_step: bool = False) -> Callable[[Method], Method]:
+    """Make a callback log an exception and return ``answer()`` instead of letting it out.
+
+    A worker's callback ``in_step`` also answers so in a quiet step.
+    """
 
     def wrap(method: Method) -> Method:
+        @functools.wraps(method)
+        def unless_quiet(self: TuttiConnectorV1, *args: Any, **kwargs: Any) -> Any:
+            return answer() if self._quiet else guarded(self, *args, **kwargs)
+
         @functools.wraps(method)
         def guarded(self: TuttiConnectorV1, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -57,7 +64,7 @@ def contained(answer: Callable[[], Any]) -> Callable[[Method], Method]:
                 logger.exception("Tutti: %s failed; the server goes on.", method.__name__)
                 return answer()
 
-        return guarded  # type: ignore[return-value]
+        return unless_quiet if in_step else guarded  # type: ignore[return-value]
 
     return wrap
 
@@ -90,6 +97,8 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     # Newer than the oldest supported version, which does not look for it.
     _cache_hit_source = getattr(optional("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "DISK", None)
     _open_worker = staticmethod(opening.open_worker)
+    # Whether this side is a worker's and its step has nothing to do.
+    _quiet = False
     # Whether block hashes stand for an image's content.
     _media_have_names = True
 
@@ -138,7 +147,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     # Both.
 
-    @contained(lambda: None)
+    @contained(lambda: None, in_step=True)
     def get_kv_connector_stats(self) -> TuttiStats | None:
         """Return what happened since the last call, for vLLM's log and ``/metrics``; None if nothing did."""
         side = self._scheduler or self._worker
@@ -292,8 +301,10 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's orders: the only callback that surely comes before everything else of a step."""
         super().bind_connector_metadata(connector_metadata)
+        self._quiet = False
         if self._worker is not None and isinstance(connector_metadata, TuttiMetadata):
             self._worker.begin_step(connector_metadata.orders)
+            self._quiet = self._worker.quiet
 
     @contained(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -301,7 +312,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None and isinstance(kv_connector_metadata, TuttiMetadata):
             self._worker.give_back(kv_connector_metadata.orders.rewritten)
 
-    @contained(lambda: None)
+    @contained(lambda: None, in_step=True)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start the step's loads."""
         if self._worker is not None:
@@ -316,13 +327,13 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: pages are copied once a step, in ``wait_for_save``; docs/life-cycle.md says why."""
 
-    @contained(lambda: None)
+    @contained(lambda: None, in_step=True)
     def wait_for_save(self) -> None:
         """Copy the pages of chunks that this step completed."""
         if self._worker is not None:
             self._worker.finish_step()
 
-    @contained(lambda: (None, None))
+    @contained(lambda: (None, None), in_step=True)
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return the requests whose loads have ended; nothing is ever sent."""
         if self._worker is None:
@@ -332,6 +343,8 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return what ``get_finished`` does, and the requests whose loads failed where blocks cannot tell."""
+        if self._quiet:
+            return KVConnectorTransferResults(set(), set(), set())
         sent, received = self.get_finished(finished_req_ids)
         return KVConnectorTransferResults(
             finished_sending=set(sent or ()),
@@ -343,12 +356,12 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def _take_failed(self) -> set[str]:
         return set() if self._worker is None else self._worker.take_failed()
 
-    @contained(set)
+    @contained(set, in_step=True)
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that were promised and did not arrive."""
         return set() if self._worker is None else self._worker.take_bad_blocks()
 
-    @contained(lambda: None)
+    @contained(lambda: None, in_step=True)
     def build_connector_worker_meta(self) -> TuttiWorkerMetadata | None:
         """Return this rank's report, if there is anything to say."""
         report = None if self._worker is None else self._worker.take_report()

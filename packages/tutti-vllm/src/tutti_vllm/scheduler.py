@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["Request", "SchedulerSide"]
 
 logger = logging.getLogger(__name__)
+
+STATS_SECONDS = 0.25
+"""How often statistics are looked at while requests only go on: nothing but states can have changed."""
+
+GOING_ON = StepOrders()
+"""Of a step in which nothing is loaded or stored."""
 
 
 class Request(Protocol):
@@ -120,6 +127,9 @@ class SchedulerSide:
         self._computing = 0
         self._broken: str | None = None
         self._announced = False
+        # Steps in which so many requests may compute one token each, and nothing has to be looked at.
+        self._calm_steps = self._calm_requests = 0
+        self._next_stats = 0.0
         self.shared: SharedSide | None = None
 
     def use_shared(self, shared: SharedSide) -> None:
@@ -138,6 +148,7 @@ class SchedulerSide:
 
     def add_request(self, request: Request, adapter: Adapter | None = None) -> None:
         """Start to look after a request, and the LoRA adapter that it is computed with."""
+        self._calm_steps = 0
         tracked = self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
         if self.shared is not None and self._may_share(tracked):
             # Until vLLM asks, the answer may be there.
@@ -154,6 +165,7 @@ class SchedulerSide:
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its stores end by themselves; a load is given up."""
+        self._calm_steps = 0
         tracked = self._tracked.pop(request_id, None)
         if self.shared is not None:
             self.shared.forget(request_id)
@@ -239,6 +251,7 @@ class SchedulerSide:
             block_ids: its whole block table of each group; the local hit comes first.
             external_tokens: tokens that were promised and accepted.
         """
+        self._calm_steps = 0
         tracked = self._tracked[request.request_id]
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
@@ -308,6 +321,9 @@ class SchedulerSide:
             draft_tokens: for some requests the speculated tokens among them, which may be rejected.
             block_ids_of: returns a scheduled request's block table of each group.
         """
+        if self._only_goes_on(scheduled_tokens, draft_tokens):
+            return GOING_ON
+        self._calm_steps = 0
         self.exposed.end_planning()
         first, self._announced = not self._announced, True
         self._computing = len(scheduled_tokens)
@@ -346,6 +362,7 @@ class SchedulerSide:
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""
+        self._calm_steps = 0
         for rank, results in report.results.items():
             for result in results:
                 if self.spans is not None:
@@ -404,7 +421,11 @@ class SchedulerSide:
         return own | shared | self._engine.planner.in_use()
 
     def take_stats(self) -> Payload | None:
-        """Return what happened since the last call, None if nothing did."""
+        """Return what happened since the last call, None if nothing did or it can wait a little."""
+        now = time.monotonic()
+        if self._calm_steps and now < self._next_stats:
+            return None
+        self._next_stats = now + STATS_SECONDS
         return self.meter.take(broken=self._broken is not None)
 
     def reset(self) -> bool:
@@ -450,6 +471,22 @@ class SchedulerSide:
         """Return whether what a request is computed with is what its keys stand for."""
         return tracked.adapter is None or self.adapters.is_unchanged(tracked.adapter)
 
+    def _only_goes_on(
+        self, scheduled_tokens: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]
+    ) -> bool:
+        """Return whether a step is as the last ones: each request computes a token, and none ends a chunk.
+
+        A server makes thousands of such steps a minute, and what they touch drives the model's own data from
+        the processor's caches. Where another request has taken one's place unnoticed, its chunk is stored
+        with the next step that is looked at.
+        """
+        if not self._calm_steps or draft_tokens or len(scheduled_tokens) != self._calm_requests:
+            return False
+        if sum(scheduled_tokens.values()) != self._calm_requests:
+            return False
+        self._calm_steps -= 1
+        return True
+
     def _plan_stores(
         self,
         scheduled_tokens: Mapping[str, int],
@@ -461,9 +498,14 @@ class SchedulerSide:
         uses = []
         owners = []
         adapters: list[Adapter] = []
+        calm = self._chunk_tokens if self.shared is None and scheduled_tokens else 0
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or self._is_between_chunks(tracked, tokens):
+            if tracked is None:
+                continue
+            left = self._left_in_chunk(tracked, tokens)
+            calm = min(calm, left)
+            if left:
                 continue
             if tracked.prefill is not None or not tracked.started:
                 self._time_prefill(tracked)
@@ -479,6 +521,7 @@ class SchedulerSide:
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
+        self._calm_steps, self._calm_requests = max(0, calm - 1), len(scheduled_tokens)
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
             return self._plan_shared()
@@ -494,13 +537,15 @@ class SchedulerSide:
         """Return the plan for the shared store. Last of all, as workers have to hear of it."""
         return () if self.shared is None else self.shared.plan_stores(self.spans)
 
-    def _is_between_chunks(self, tracked: _Tracked, tokens: int) -> bool:
-        """Return whether a step only goes on within a chunk, as most steps that decode do."""
+    def _left_in_chunk(self, tracked: _Tracked, tokens: int) -> int:
+        """Return how many tokens complete the chunk after a step that only goes on within it; else 0."""
         if tracked.prefill is not None or tracked.use is None or not tracked.started:
-            return False
-        computed = tracked.request.num_computed_tokens
-        chunk = computed // self._chunk_tokens
-        return tracked.next_store_chunk >= chunk == (computed + tokens) // self._chunk_tokens
+            return 0
+        size, computed = self._chunk_tokens, tracked.request.num_computed_tokens
+        chunk = computed // size
+        if tracked.next_store_chunk < chunk or chunk != (computed + tokens) // size:
+            return 0
+        return size - (computed + tokens) % size
 
     def _time_prefill(self, tracked: _Tracked) -> None:
         request = tracked.request

@@ -47,6 +47,10 @@ class WorkerSide:
     """One rank's execution side behind vLLM's worker callbacks.
 
     The store is opened with the first orders that need it: only the scheduler knows whether it may be used.
+
+    Attributes:
+        quiet: whether the step has nothing to start, to wait for or to tell: its other calls may be left out
+            but for ``wait_for_layer``, which learns the layers' names.
     """
 
     def __init__(
@@ -83,6 +87,9 @@ class WorkerSide:
         self._idle = False
         # Whether the last step had news: vLLM may look at them only after the next one.
         self._told = False
+        # Whether the last statistics were no news.
+        self._still = False
+        self.quiet = False
         self._layers = LayerLoads(())
         # Whether the step has computed with pages that were not right.
         self._tainted = False
@@ -143,6 +150,9 @@ class WorkerSide:
 
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders. Loads start in ``start_loads``, stores in ``finish_step``."""
+        self.quiet = self._is_quiet(orders)
+        if self.quiet:
+            return
         self._orders = orders
         self._idle = orders.idle
         self.give_back(orders.rewritten)
@@ -156,6 +166,17 @@ class WorkerSide:
             with contextlib.suppress(Exception):
                 self._opened(orders.layout)
             self._open_shared(orders)
+
+    def _is_quiet(self, orders: StepOrders) -> bool:
+        if orders.layout is not None or orders.loads or orders.stores or orders.unwanted:
+            return False
+        if orders.rewritten is None or orders.rewritten:
+            return False
+        if self._waiting or not self._still or self.shared is not None or self._unusable is not None:
+            return False
+        if self._refused or self._results or self._received or self._bad_blocks or self._failed:
+            return False
+        return self._engine is None or self._engine.executor.is_idle
 
     def start_loads(self) -> None:
         """Start the step's loads; called before or after the layers ran, or in a step without any."""
@@ -266,6 +287,7 @@ class WorkerSide:
         shared = None if self.shared is None else self.shared.take_stats()
         if own is not None and shared is not None:
             merge(own, shared)
+        self._still = own is None and shared is None
         return own or shared
 
     def shutdown(self, timeout: float) -> None:

@@ -335,3 +335,87 @@ def test_an_answer_fills_the_first_chunk_of_a_prompt_that_was_shorter(rig):
     request.__post_init__()
     (plan,) = rig.step([("r", 14)]).stores
     assert len(plan.transfers) == 1
+
+
+def decode(rig, requests, looked):
+    """Compute a token of each request; return the stored chunks' number, and note whether it was looked."""
+    before = len(looked)
+    orders = rig.step([(request.request_id, 1) for request in requests])
+    for request in requests:
+        request.num_computed_tokens += 1
+        request.num_tokens += 1
+        request.block_hashes = [f"{request.salt}{n}".encode() for n in range(request.num_tokens // 16)]
+    count = sum(len(plan.transfers) for plan in orders.stores)
+    if count:
+        rig.confirm(orders)
+    return count, len(looked) > before
+
+
+@pytest.fixture
+def looked(rig, monkeypatch):
+    """Steps whose requests were looked at."""
+    seen = []
+    plan = rig.side._plan_stores
+    monkeypatch.setattr(rig.side, "_plan_stores", lambda *args: (seen.append(1), plan(*args))[1])
+    return seen
+
+
+def running(rig, name, tokens):
+    """A request that has computed its prompt."""
+    request = rig.add(name, tokens, salt=name)
+    rig.confirm(rig.step([(name, tokens)]))
+    request.num_computed_tokens, request.num_tokens = tokens, tokens + 1
+    return request
+
+
+def test_steps_that_only_go_on_are_not_looked_at_and_every_chunk_is_stored_in_its_step(rig, looked):
+    requests = [running(rig, "a", 60), running(rig, "b", 100)]
+    steps = [decode(rig, requests, looked) for _ in range(70)]
+    # Chunks end at 64 and 128 tokens, that is with the 4th and 68th token of "a" and the 28th of "b".
+    assert [step + 1 for step, (stored, _) in enumerate(steps) if stored] == [4, 28, 68]
+    assert all(seen for stored, seen in steps if stored)
+    assert sum(seen for _, seen in steps) < 12
+
+
+def test_a_request_that_takes_anothers_place_unnoticed_is_stored_with_the_next_step_looked_at(rig, looked):
+    one, other, third = (running(rig, name, tokens) for name, tokens in (("a", 70), ("b", 70), ("c", 120)))
+    for _ in range(3):
+        decode(rig, [one, other], looked)
+    steps = [decode(rig, [one, third], looked) for _ in range(70)]
+    stored = [step for step, (count, _) in enumerate(steps) if count]
+    assert sum(count for count, _ in steps) == 2, "the chunks of both that end at 128"
+    assert stored[0] >= 7 and all(steps[step][1] for step in stored)
+
+
+def test_news_end_the_calm(rig, looked):
+    one = running(rig, "a", 70)
+    decode(rig, [one], looked)
+    decode(rig, [one], looked)
+    assert decode(rig, [one], looked) == (0, False)
+    for news in (lambda: rig.add("z", 10), lambda: rig.side.remove_request("z")):
+        news()
+        assert decode(rig, [one], looked) == (0, True)
+    assert decode(rig, [one], looked) == (0, False)
+    before = len(looked)
+    rig.step([("a", 2)])
+    assert len(looked) == before + 1, "more than a token may end a chunk at any time"
+    assert decode(rig, [one], looked) == (0, False)
+
+
+def test_statistics_can_wait_while_requests_only_go_on(rig, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tutti_vllm.scheduler.time.monotonic", lambda: now[0])
+    asked = []
+    monkeypatch.setattr(rig.side.meter, "take", lambda *, broken: asked.append(now[0]))
+    one = running(rig, "a", 70)
+    for _ in range(2):  # the first one ends the prefill
+        decode(rig, [one], [])
+    rig.side.take_stats()
+    for _ in range(4):
+        now[0] += 0.1
+        decode(rig, [one], [])
+        rig.side.take_stats()
+    assert len(asked) == 2, "nothing for a quarter of a second"
+    rig.side.remove_request("a")
+    rig.side.take_stats()
+    assert len(asked) == 3, "the end of a request is news"

@@ -308,3 +308,42 @@ def test_reports_of_ranks_join():
     one = StepReport({0: ()}, {0: "a"})
     two = StepReport({1: ()}, {})
     assert one.merge(two) == StepReport({0: (), 1: ()}, {0: "a"})
+
+
+def step_with_stats(rig, orders=NOTHING):
+    """A step with all that vLLM asks; return whether it was quiet."""
+    rig.step(orders)
+    quiet = rig.side.quiet
+    rig.side.take_stats()
+    return quiet
+
+
+def test_a_step_is_quiet_only_when_nothing_is_under_way_or_untold(rig):
+    rig = rig()
+    assert not step_with_stats(rig), "no statistics were told yet"
+    assert step_with_stats(rig)
+    assert not step_with_stats(rig, StepOrders(LAYOUT, stores=(store_plan(1, 2, (3, 4)),)))
+    deadline = time.monotonic() + 30
+    while not step_with_stats(rig) and time.monotonic() < deadline:
+        pass
+    assert rig.side.quiet and rig.side.in_use()["unfinished_plans"] == 0
+    for orders in (StepOrders(rewritten=(5,)), StepOrders(rewritten=None), StepOrders(unwanted=(7,))):
+        assert not step_with_stats(rig, orders)
+    rig.side.refuse("no pages")
+    assert not step_with_stats(rig)
+
+
+def test_what_is_still_being_stored_keeps_steps_from_being_quiet(rig):
+    one = Gated(rig)
+    one.backend.polls = None
+    orders = StepOrders(LAYOUT, stores=(store_plan(1, 0, (1, 2)),))
+    step_with_stats(one.rig, orders)
+    step_with_stats(one.rig)
+    assert not any(step_with_stats(one.rig) for _ in range(3))
+    deadline = time.monotonic() + 30
+    told = None
+    while told is None and time.monotonic() < deadline:
+        one.backend.release()
+        told = one.rig.step()[2]
+        one.rig.side.take_stats()
+    assert told.results[0][0].checksums[0] is not None
