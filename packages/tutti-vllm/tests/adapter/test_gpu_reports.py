@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ BASE = 1_700_000_000_000_000
 def load(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("overlap", "phases", "costs", "fleet", "systems", "engines"):
+    for name in ("overlap", "phases", "costs", "fleet", "systems", "engines", "engine_step"):
         sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if not entry.endswith("serving_cpu")]
 
@@ -211,3 +212,30 @@ def test_all_parts_ask_all_variants_and_tell_what_came_of_it(load, monkeypatch, 
     stored = [facts for name, facts in Engine.started if name == "WatchedTutti" and facts["read_only"]]
     assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", "16", None, None]
     assert [facts["load_mode"] for facts in stored[-2:]] == ["layerwise", "async"]
+
+
+def test_the_cost_of_steps_is_told_for_each_connector(load, monkeypatch, tmp_path, capsys):
+    load("overlap")
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    step = importlib.import_module("engine_step")
+    asked = []
+
+    def run(command, **options):
+        kind = command[command.index("--only") + 1]
+        asked.append(kind)
+        found = {"vLLM schedule": 100.0} | ({} if kind == "alone" else {"S take_events": 1.0 + len(asked)})
+        return SimpleNamespace(stdout=f"noise\nfound {json.dumps(found)}\n", stderr="", returncode=0)
+
+    monkeypatch.setattr(step.subprocess, "run", run)
+    out = tmp_path / "step.json"
+    monkeypatch.setattr(sys, "argv", ["engine_step", "--turns", "3", "--json", str(out)])
+    step.main()
+    assert asked == ["alone", "nothing", "tutti"] * 3
+    printed = capsys.readouterr().out
+    assert "alone: callbacks 0.0 us a step" in printed and "tutti: callbacks 7.0 us a step" in printed
+    assert len(json.loads(out.read_text())["nothing"]) == 3
+    monkeypatch.setattr(
+        step.subprocess, "run", lambda *a, **k: SimpleNamespace(stdout="", stderr="no engine", returncode=3)
+    )
+    with pytest.raises(SystemExit, match="alone ended with code 3"):
+        step.main()
