@@ -3,7 +3,7 @@
 // host memory), events that a test sets or a stream reaches, and streams that really run in order on threads
 // of their own. Numbers are those of the CUDA Driver API. What a driver would refuse is refused here too.
 //
-// Kernels are there where fake_kernels.cpp is built in. While one stays, this driver is the worst that can
+// Kernels are there with fake_kernels.cpp only. While one stays, this driver is the worst that can
 // be: every call that may wait for the device does, and no other call gets in meanwhile.
 #include <algorithm>
 #include <chrono>
@@ -492,45 +492,6 @@ int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t size, S
 }
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t size, Stream* stream) {
   return copy(stream, to, reinterpret_cast<const void*>(from), size, to, "copy from the device");
-}
-int cuMemsetD8Async(std::uint64_t pointer, unsigned char value, std::size_t size, Stream* stream) {
-  first_use(stream, "memset");
-  return enqueue(stream, [=] { std::memset(reinterpret_cast<void*>(pointer), value, size); });
-}
-int cuModuleLoadData(void** module, const void* image) {
-  waiting_call("cuModuleLoadData");
-  *module = const_cast<void*>(image);
-  return image != nullptr ? 0 : kInvalidValue;
-}
-int cuModuleUnload(void*) {
-  waiting_call("cuModuleUnload");
-  return 0;
-}
-// Of fake_kernels.cpp.
-int fake_cuda_find_kernel(void** function, const char* name) __attribute__((weak));
-// The kernel as a function, with copies of its parameters, to be called once and then forgotten.
-std::function<void()>* fake_cuda_kernel(void* function, unsigned blocks, unsigned threads, void** parameters)
-    __attribute__((weak));
-int cuModuleGetFunction(void** function, void*, const char* name) {
-  return fake_cuda_find_kernel != nullptr ? fake_cuda_find_kernel(function, name) : kNotSupported;
-}
-int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
-                   unsigned, Stream* stream, void** parameters, void**) {
-  first_use(stream, static_cast<const char*>(function));
-  pass();
-  auto* const kernel = fake_cuda_kernel(function, grid_x, block_x, parameters);
-  const int priority = stream->priority;
-  {
-    const std::lock_guard lock(kernels_mutex);
-    kernels.insert(priority);
-  }
-  return enqueue(stream, [kernel, priority] {
-    (*kernel)();
-    delete kernel;
-    const std::lock_guard lock(kernels_mutex);
-    kernels.erase(kernels.find(priority));
-    kernels_left.notify_all();
-  });
 }
 // What waited for a kernel since the last call, by name.
 const char* fake_cuda_waited() {

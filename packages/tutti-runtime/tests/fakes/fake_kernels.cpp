@@ -48,38 +48,68 @@ void run_warps(unsigned count, F warp) {
   }
 }
 
+constexpr int kNotFound = 500;
 constexpr const char* kServe = "tutti_nvme_serve";
 constexpr const char* kAnswer = "tutti_nvme_answer";
 
-}  // namespace
-
-extern "C" {
-
-int fake_cuda_find_kernel(void** function, const char* name) {
-  for (const char* known : {kServe, kAnswer}) {
-    if (std::string(known) == name) {
-      *function = const_cast<char*>(known);
-      return 0;
-    }
-  }
-  return 500;  // CUDA_ERROR_NOT_FOUND
-}
-
-std::function<void()>* fake_cuda_kernel(void* function, unsigned blocks, unsigned threads,
-                                        void** parameters) {
+/// With copies of its parameters.
+std::function<void()> make_kernel(const void* function, unsigned blocks, unsigned threads,
+                                  void** parameters) {
   const auto warps = blocks * (threads / kTeamLanes);
   if (function == kServe) {
     const auto ring = parameter<LayerRing>(parameters, 0);
     auto* const lanes = parameter<IssueLane*>(parameters, 1);
     const auto count = std::min(parameter<std::uint32_t>(parameters, 2), warps);
     const auto until = parameter<std::uint64_t>(parameters, 3);
-    return new std::function<void()>(
-        [=] { run_warps(count, [=](auto& team, unsigned i) { serve(team, ring, lanes + i, until); }); });
+    return ([=] { run_warps(count, [=](auto& team, unsigned i) { serve(team, ring, lanes + i, until); }); });
   }
   const auto* const lanes = parameter<const AnswerLane*>(parameters, 0);
   const auto count = std::min(parameter<std::uint32_t>(parameters, 1), warps);
   const auto* const stop = parameter<const std::uint32_t*>(parameters, 2);
-  return new std::function<void()>(
-      [=] { run_warps(count, [=](auto& team, unsigned i) { answer(team, lanes[i], stop); }); });
+  return ([=] { run_warps(count, [=](auto& team, unsigned i) { answer(team, lanes[i], stop); }); });
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuMemsetD8Async(std::uint64_t pointer, unsigned char value, std::size_t size, Stream* stream) {
+  first_use(stream, "memset");
+  return enqueue(stream, [=] { std::memset(reinterpret_cast<void*>(pointer), value, size); });
+}
+int cuModuleLoadData(void** module, const void* image) {
+  waiting_call("cuModuleLoadData");
+  *module = const_cast<void*>(image);
+  return image != nullptr ? 0 : kInvalidValue;
+}
+int cuModuleUnload(void*) {
+  waiting_call("cuModuleUnload");
+  return 0;
+}
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  for (const char* known : {kServe, kAnswer}) {
+    if (std::string(known) == name) {
+      *function = const_cast<char*>(known);
+      return 0;
+    }
+  }
+  return kNotFound;
+}
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
+                   unsigned, Stream* stream, void** parameters, void**) {
+  first_use(stream, static_cast<const char*>(function));
+  pass();
+  const std::function<void()> kernel = make_kernel(function, grid_x, block_x, parameters);
+  const int priority = stream->priority;
+  {
+    const std::lock_guard lock(kernels_mutex);
+    kernels.insert(priority);
+  }
+  return enqueue(stream, [kernel, priority] {
+    kernel();
+    const std::lock_guard lock(kernels_mutex);
+    kernels.erase(kernels.find(priority));
+    kernels_left.notify_all();
+  });
 }
 }
