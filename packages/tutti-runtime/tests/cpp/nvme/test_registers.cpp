@@ -47,18 +47,17 @@ void threads_read_all_ones_and_the_process_lives() {
   store_release(word(registers, kCsts), 1U);
   store_release(word(other, kCsts), 1U);
   std::atomic<int> looking{0};
-  std::vector<std::thread> threads;
-  threads.reserve(8);
-  for (int i = 0; i < 8; ++i) {
+  std::array<std::thread, 8> threads;
+  for (std::size_t i = 0; i < threads.size(); ++i) {
     const std::uint64_t offset = i % 2 == 0 ? std::uint64_t{kCsts} : kPage + 8;
-    threads.emplace_back(detail::start_io_thread("registers", [&, offset] {
+    threads[i] = detail::start_io_thread("registers", [&, offset] {
       ++looking;
       while (load_acquire(word(registers, offset)) != kAllOnes) {
       }
       ring_doorbell(word(registers, kPage), 7);
-    }));
+    });
   }
-  while (looking.load() < 8) {
+  while (looking.load() < static_cast<int>(threads.size())) {
     std::this_thread::yield();
   }
   CHECK(!registers.is_gone());
