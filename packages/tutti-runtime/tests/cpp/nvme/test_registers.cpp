@@ -88,6 +88,7 @@ void entries_are_used_again() {
   }
   const Descriptor file = make_file();
   std::vector<std::unique_ptr<MappedRegisters>> many;
+  many.reserve(256);
   for (int i = 0; i < 256; ++i) {
     many.push_back(std::make_unique<MappedRegisters>(file.get(), 0, kBytes));
   }
