@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tutti_engine.chunk_transfer import SKIP_BLOCK, BlockIds, ChunkKey
 
-__all__ = ["BlockRows", "ChunkBlocks", "Rows", "cut", "named_blocks", "neighbours", "pick"]
+__all__ = ["BlockRows", "ChunkBlocks", "Rows", "cut", "named_blocks", "neighbours", "pick", "pick_columns"]
 
 
 class BlockRows(Sequence[tuple[int, ...]]):
@@ -106,6 +106,12 @@ def pick(rows: Rows, positions: Sequence[int]) -> Rows:
         at, width = (found.start - rows.first) * rows.width, rows.width
         return BlockRows(rows.flat[at : at + len(found) * width], width, len(found))
     return [rows[position] for position in positions]
+
+
+def pick_columns(rows: Rows, positions: Sequence[int]) -> Rows:
+    """Return some rows, in that order, as a column unless some differ in length."""
+    found = pick(rows, positions)
+    return found if isinstance(found, BlockRows) else BlockRows.of(found)
 
 
 def cut(rows: Sequence[Rows], start: int, stop: int) -> list[Rows]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tutti_engine.block_rows import ChunkBlocks
+from tutti_engine.block_rows import ChunkBlocks, pick_columns
 from tutti_engine.break_even import BreakEven
 from tutti_engine.breaker import Breaker
 from tutti_engine.chunk_transfer import BlockIds
@@ -275,7 +275,7 @@ class SharedTier:
         fresh, _ = leading_fresh(written, keys, now, start=places.start)
         for at in places[fresh:]:
             key = keys[at]
-            if key in writing or written.get(key, 0.0) > now or is_there(key):
+            if key in writing or written.get(key, 0.0) > now or is_there(key, now):
                 continue
             if len(wanted) >= room:
                 return False
@@ -288,22 +288,31 @@ class SharedTier:
 
     def plan_store(self, candidates: Sequence[tuple[ChunkKey, BlockIds]]) -> StorePlan | None:
         """Return the plan to write chunks of ``wants``, as many as may be on their way; None for none."""
-        fresh: dict[ChunkKey, BlockIds] = {}
-        for key, blocks in candidates:
-            if key not in self._writing:
-                fresh.setdefault(key, blocks)
-        chosen = list(fresh.items())[: max(0, self._room())]
+        offered = ChunkBlocks.of(candidates)
+        fresh = self._unplanned(offered.keys)
+        chosen = fresh[: max(0, self._room())]
         self._count("shared_dropped_chunks", len(fresh) - len(chosen))
         if not chosen or not self.store_breaker.allow():
             return None
-        chunks = ChunkBlocks.of(chosen)
-        plan = StorePlan(self._new_plan_id(), Transfers(chunks, tuple(chunks.keys)))
+        keys = tuple(offered.keys[at] for at in chosen)
+        chunks = ChunkBlocks(keys, [pick_columns(rows, chosen) for rows in offered.groups])
+        plan = StorePlan(self._new_plan_id(), Transfers(chunks, keys))
         groups: list[frozenset[int]] = []
         if self.geometry.is_partial:
-            groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chosen]
-        self._stores[plan.plan_id] = _Store(list(chunks.keys), groups, self._ranks)
-        self._writing.update(chunks.keys)
+            groups = [frozenset(n for n, blocks in enumerate(each) if blocks) for _, each in chunks]
+        self._stores[plan.plan_id] = _Store(keys, groups, self._ranks)
+        self._writing.update(keys)
         return plan
+
+    def _unplanned(self, keys: Sequence[ChunkKey]) -> Sequence[int]:
+        """Return the positions of chunks that are not on their way, each once."""
+        if len(set(keys)) == len(keys) and self._writing.isdisjoint(keys):
+            return range(len(keys))
+        first: dict[ChunkKey, int] = {}
+        for at, key in enumerate(keys):
+            if key not in self._writing:
+                first.setdefault(key, at)
+        return list(first.values())
 
     def complete_load(self, rank: int, result: LoadResult) -> bool:
         """Take one rank's report; return True once every rank has reported that plan."""

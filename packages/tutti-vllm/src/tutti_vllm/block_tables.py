@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tutti_engine import SKIP_BLOCK, Geometry
-from tutti_engine.block_rows import BlockRows, Rows
+from tutti_engine import SKIP_BLOCK, ChunkKey, Geometry
+from tutti_engine.block_rows import BlockRows, ChunkBlocks, Rows, neighbours
 from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.columns import numbers
 
-__all__ = ["NULL_BLOCK", "BlockTables", "LoadTable", "stored_blocks"]
+__all__ = ["NULL_BLOCK", "BlockTables", "LoadTable", "stored_blocks", "stored_chunks"]
 
 BlockTables: TypeAlias = Sequence[Sequence[int]]
 """For each KV cache group the ids of a request's blocks, in token order."""
@@ -37,6 +37,25 @@ def stored_blocks(geometry: Geometry, block_ids: BlockTables, chunk: int) -> Blo
         else:
             return None
     return tuple(found) if any(found) else None
+
+
+def stored_chunks(
+    geometry: Geometry, block_ids: BlockTables, keys: Sequence[ChunkKey], places: Sequence[int]
+) -> ChunkBlocks:
+    """Return those of some chunks that can be stored, and their blocks; ``places`` are their numbers."""
+    run = None if geometry.is_partial else neighbours(places)
+    if run is not None:
+        columns = []
+        for number in range(len(geometry.groups)):
+            count = geometry.blocks_of(number)
+            blocks = list(block_ids[number][run.start * count : run.stop * count])
+            if len(blocks) < len(run) * count or NULL_BLOCK in blocks:
+                break
+            columns.append(BlockRows(numbers(blocks), count, len(run)))
+        else:
+            return ChunkBlocks(keys, columns)
+    found = [(key, stored_blocks(geometry, block_ids, place)) for key, place in zip(keys, places)]
+    return ChunkBlocks.of((key, blocks) for key, blocks in found if blocks is not None)
 
 
 class LoadTable:

@@ -19,7 +19,7 @@ from tutti_engine.policies.eviction import Use
 from tutti_engine.shared_tier import is_shared_plan
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.adapters import Adapter, Adapters, mixed
-from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks
+from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks, stored_chunks
 from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
@@ -609,10 +609,9 @@ class SchedulerSide:
         block_ids = block_ids_of(request.request_id)
         if block_ids is None:
             return [], 0
-        if self.shared is not None:
-            for chunk in wanted:
-                blocks = stored_blocks(self._engine.geometry, block_ids, chunk)
-                self.shared.note_candidate(keys[chunk - first], blocks)
+        if self.shared is not None and wanted:
+            named = [keys[chunk - first] for chunk in wanted]
+            self.shared.note_candidates(stored_chunks(self._engine.geometry, block_ids, named, wanted))
         completed: list[tuple[ChunkKey, BlockIds]] = []
         for position in unknown:
             blocks = stored_blocks(self._engine.geometry, block_ids, first + position)

@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.block_rows import ChunkBlocks
-from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.counters import Counters
 from tutti_engine.executor import Result
 from tutti_engine.shared_tier import SharedTier
@@ -120,7 +120,7 @@ class SharedSide:
         self.counters = Counters()
         self.sums = SharedSums(tier.break_even.counters, self.chooser.counters)
         self._asked: dict[str, _Asked] = {}
-        self._candidates: list[tuple[ChunkKey, BlockIds]] = []
+        self._candidates: list[ChunkBlocks] = []
         self._tokens: dict[int, int] = {}
 
     def beyond(
@@ -215,12 +215,14 @@ class SharedSide:
 
     def wants(self, keys: Sequence[ChunkKey], places: range) -> list[int]:
         """Return those of some of a prompt's chunks that are worth a write, beside those of this step."""
-        return self.tier.wants(keys, start=places.start, stop=places.stop, beside=len(self._candidates))
+        return self.tier.wants(
+            keys, start=places.start, stop=places.stop, beside=sum(map(len, self._candidates))
+        )
 
-    def note_candidate(self, key: ChunkKey, blocks: BlockIds | None) -> None:
-        """Take a chunk that this step completes, and its blocks by KV cache group, if it has them."""
-        if blocks is not None:
-            self._candidates.append((key, blocks))
+    def note_candidates(self, chunks: ChunkBlocks) -> None:
+        """Take chunks that this step completes."""
+        if chunks:
+            self._candidates.append(chunks)
 
     def plan_stores(self, spans: TransferSpans | None = None) -> tuple[StorePlan, ...]:
         """Return the plan to write what was noted in this step; nothing if there is none. Never raises."""
@@ -228,7 +230,7 @@ class SharedSide:
         if not candidates:
             return ()
         try:
-            plan = self.tier.plan_store(candidates)
+            plan = self.tier.plan_store(candidates[0] if len(candidates) == 1 else [*chain(*candidates)])
         except Exception:
             # Not a reason to store nothing here.
             logger.exception("Tutti: this step writes nothing to the shared store.")

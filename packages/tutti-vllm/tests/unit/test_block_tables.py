@@ -4,7 +4,7 @@
 import pytest
 
 from tutti_engine import SKIP_BLOCK, CacheGroup, Geometry
-from tutti_vllm.block_tables import LoadTable, stored_blocks
+from tutti_vllm.block_tables import LoadTable, stored_blocks, stored_chunks
 
 # Chunks of 64 tokens: four blocks of full attention, two of the window.
 GEOMETRY = Geometry.of_groups(
@@ -31,6 +31,22 @@ def test_a_chunk_that_only_a_window_kept_and_gave_up_is_not_stored():
     geometry = Geometry.of_groups([CacheGroup((0,), 16, 512, window=50)], blocks_per_chunk=2)
     assert stored_blocks(geometry, ([0, 0, 3, 4],), 0) is None
     assert stored_blocks(geometry, ([0, 0, 3, 4],), 1) == ((3, 4),)
+
+
+PLAIN = Geometry.of_groups([CacheGroup((0,), 16, 512), CacheGroup((1,), 32, 512)], blocks_per_chunk=2)
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, PLAIN])
+@pytest.mark.parametrize("holes", [(), (0,), (9,), (3, 10)])
+@pytest.mark.parametrize("length", [16, 15, 7])
+@pytest.mark.parametrize("places", [range(4), [0, 1, 2, 3], [1, 2], [0, 2, 3], [3], [2, 1], []])
+def test_many_chunks_are_stored_from_the_same_blocks_as_each(geometry, holes, length, places):
+    full = [0 if n in holes else 100 + n for n in range(length)]
+    window = [0 if n in holes else 200 + n for n in range(length // 2)]
+    keys = [b"key %d" % place for place in places]
+    each = [(key, stored_blocks(geometry, (full, window), place)) for key, place in zip(keys, places)]
+    found = stored_chunks(geometry, (full, window), keys, places)
+    assert list(found) == [(key, blocks) for key, blocks in each if blocks is not None]
 
 
 def test_a_load_fills_what_was_promised_and_nothing_else():

@@ -188,6 +188,19 @@ def test_no_more_is_under_way_than_is_allowed(server):
     assert one.tier.writing_bytes == 0
 
 
+def test_a_chunk_is_under_way_once(server):
+    """Two requests of one step end the same chunk, and another step ends it again."""
+    one = server()
+    one.tier.settings = SharedTierSettings(write="always")
+    first, second, third = ((key, ((2 * n, 2 * n + 1),)) for n, key in enumerate(keys_of(3)))
+    again = first[0], ((8, 9),)
+    plan = one.tier.plan_store([first, again, second])
+    assert list(plan.transfers.chunks) == [first, second]
+    assert list(one.tier.plan_store([first, third, again]).transfers.chunks) == [third]
+    assert one.tier.plan_store([second, third]) is None
+    assert one.tier.counters["shared_dropped_chunks"] == 0
+
+
 def test_every_rank_has_to_write_its_part(server):
     one = server()
     one.tier._ranks = 2
