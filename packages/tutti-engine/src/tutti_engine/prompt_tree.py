@@ -13,7 +13,7 @@ from typing import Any
 
 from tutti_engine.plan import ChunkKey
 
-__all__ = ["PromptTree", "Run", "shared_length"]
+__all__ = ["PromptTree", "Run", "shared_length", "take_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PromptTree:
         most: prompts beyond so many are not counted.
         max_chunks: chunks that are remembered, at least those of the last prompts that have so many together;
             of twice as many at most, and one prompt.
-        let_go: is given what is forgotten, whose end takes a while: it has tens of thousands of keys.
+        let_go: is given what is forgotten, for ``take_apart``: it has tens of thousands of keys.
     """
 
     def __init__(
@@ -144,6 +144,22 @@ def shared_length(known: Sequence[ChunkKey], keys: Sequence[ChunkKey], at: int =
         else:
             high = middle
     return low
+
+
+def take_apart(forgotten: dict[ChunkKey, Any]) -> None:
+    """Empty what a tree gave away, node by node.
+
+    Prompts that begin alike hang on one node, and what ends at once keeps all other threads waiting.
+    """
+    levels = [forgotten]
+    while levels:
+        if not levels[-1]:
+            levels.pop()
+            continue
+        _, node = levels[-1].popitem()
+        below = getattr(node, "below", None)
+        if below:
+            levels.append(below)
 
 
 def _path(level: dict[ChunkKey, _Node], keys: Sequence[ChunkKey]) -> list[Run]:

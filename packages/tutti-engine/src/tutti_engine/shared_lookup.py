@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from tutti_engine.breaker import Breaker
@@ -23,9 +22,9 @@ from tutti_engine.counters import Counters
 from tutti_engine.geometry import Geometry
 from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import ChunkKey
-from tutti_engine.prompt_tree import shared_length
+from tutti_engine.prompt_tree import shared_length, take_apart
 from tutti_engine.shared_store import SharedStore
-from tutti_engine.verdicts import keep, leading_fresh
+from tutti_engine.verdicts import bound, keep, leading_fresh
 
 __all__ = ["LookupSettings", "Seen", "SharedLookup"]
 
@@ -39,6 +38,9 @@ FIRST_LOOK = 64
 
 MAX_ANSWERS = 64
 """Prefixes whose whole answers are kept, beside the verdicts on single chunks."""
+
+MAX_FORGOTTEN = 2
+"""Generations of prompts that wait to be taken apart; more wait only where the thread hangs in the store."""
 
 MAX_WALKS = 1024
 """Prefixes that wait to be looked for; more are not asked about, their requests go by what is known."""
@@ -130,7 +132,8 @@ class SharedLookup:
         self._new_answers: deque[_Answer] = deque(maxlen=MAX_ANSWERS)
         self._losses = 0
         # What was forgotten: the thread has the time to take it apart.
-        self._forgotten: deque[dict[ChunkKey, Any]] = deque()
+        self._forgotten: deque[dict[ChunkKey, Any]] = deque(maxlen=MAX_FORGOTTEN)
+        self._old_answers: deque[_Answer] = deque(maxlen=MAX_ANSWERS)
         self._changed = threading.Condition()
         self._walks: deque[Sequence[ChunkKey]] = deque()
         self._asked: set[ChunkKey] = set()
@@ -208,10 +211,10 @@ class SharedLookup:
             self._losses += 1
 
     def let_go(self, forgotten: dict[ChunkKey, Any]) -> None:
-        """Have the thread take apart what nobody needs any more, when it has something to do."""
-        self._forgotten.append(forgotten)
-        if len(self._forgotten) > MAX_ANSWERS:
-            self._forgotten.clear()
+        """Have the thread take apart what a ``PromptTree`` does not need any more."""
+        with self._changed:
+            self._forgotten.append(forgotten)
+            self._changed.notify_all()
 
     def close(self, timeout: float = 2.0) -> None:
         """End the thread; one that hangs in the store is left behind."""
@@ -242,8 +245,7 @@ class SharedLookup:
         answers.pop(answer.keys[0], None)
         answers[answer.keys[0]] = answer
         if len(answers) > MAX_ANSWERS:
-            oldest = next(iter(answers))
-            self.let_go({oldest: answers.pop(oldest)})
+            self._old_answers.append(answers.pop(next(iter(answers))))
 
     def _ask(self, keys: Sequence[ChunkKey]) -> bool:
         """Have the thread look for a prefix; return whether it will."""
@@ -263,16 +265,15 @@ class SharedLookup:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._walks or self._bad_names or self._closed)
+                self._changed.wait_for(self._has_work)
                 if self._closed:
                     return
                 bad, self._bad_names = self._bad_names[:NAMES_A_CALL], self._bad_names[NAMES_A_CALL:]
                 keys = self._walks.popleft() if self._walks else None
             while self._forgotten:
-                some = self._forgotten.popleft()
-                while some:
-                    # One by one: others want the interpreter as well.
-                    some.popitem()
+                take_apart(self._forgotten.popleft())
+            while self._old_answers:
+                self._old_answers.popleft()
             if bad:
                 self._remove(bad)
             if keys is not None:
@@ -282,6 +283,9 @@ class SharedLookup:
                 finally:
                     with self._changed:
                         self._asked -= heads
+
+    def _has_work(self) -> bool:
+        return bool(self._walks or self._bad_names or self._forgotten or self._closed)
 
     def _walk(self, keys: Sequence[ChunkKey], heads: set[ChunkKey]) -> None:
         """Ask for a prefix piece by piece, up to the first chunk that is missing.
@@ -349,8 +353,7 @@ class SharedLookup:
             for key in list(filter(missing.__contains__, keys)):
                 del missing[key]
             there.update(dict.fromkeys(keys, self._clock() + self.settings.hit_seconds))
-            for key in list(islice(there, max(0, len(there) - self.settings.max_chunks))):
-                del there[key]
+            bound(there, self.settings.max_chunks)
 
     def _take(self, keys: Sequence[ChunkKey], rows: Sequence[Sequence[bool]]) -> int:
         end = self._clock() + self.settings.hit_seconds

@@ -27,7 +27,7 @@ from tutti_engine.severity import DATA_ERRORS, NO_ROOM_ERRORS, worse
 from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
 from tutti_engine.shared_store import SharedStore
 from tutti_engine.transfers import Transfers
-from tutti_engine.verdicts import leading_fresh
+from tutti_engine.verdicts import keep, leading_fresh
 
 __all__ = ["WRITE_POLICIES", "SharedTier", "SharedTierSettings", "is_shared_plan"]
 
@@ -399,10 +399,7 @@ class SharedTier:
     def _remember_written(self, keys: Sequence[ChunkKey]) -> None:
         end = self._clock() + WRITTEN_SECONDS
         for key in keys:
-            self._written.pop(key, None)
-            self._written[key] = end
-        while len(self._written) > REMEMBERED:
-            del self._written[next(iter(self._written))]
+            keep(self._written, key, end, REMEMBERED)
 
     def _judge(self, breaker: Breaker, what: str, failed: int, code: int) -> None:
         if not failed:

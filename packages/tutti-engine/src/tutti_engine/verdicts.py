@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import islice, repeat
 
 from tutti_engine.plan import ChunkKey
 
-__all__ = ["keep", "leading_fresh"]
+__all__ = ["bound", "keep", "leading_fresh"]
 
 FIRST_LOOK = 64
 """Keys that are looked at behind the first one; then twice as many each time, so that a miss costs little."""
+
+SPARE = 64
+"""Where there are too many, one in so many goes beyond those that must."""
 
 
 def leading_fresh(
@@ -35,8 +38,17 @@ def leading_fresh(
 
 
 def keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:
-    """Set a verdict; the one that was set first goes for it where there are too many."""
+    """Set a verdict; those that were set first go for it where there are too many."""
     verdicts.pop(key, None)
     verdicts[key] = end
+    bound(verdicts, most)
+
+
+def bound(verdicts: dict[ChunkKey, float], most: int) -> None:
+    """Let those that were set first go, where there are more than ``most``.
+
+    Some at a time: looking for a dict's first key takes the longer the more were taken from before it.
+    """
     if len(verdicts) > most:
-        verdicts.pop(next(iter(verdicts)))
+        for key in list(islice(verdicts, len(verdicts) - most + most // SPARE)):
+            del verdicts[key]

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti_engine.prompt_tree import PromptTree, shared_length
+from tutti_engine.prompt_tree import PromptTree, shared_length, take_apart
 
 MOST = 3
 
@@ -88,3 +88,50 @@ def test_what_is_forgotten_is_given_away():
     for number in range(1, 8):
         tree.note(chained([number] * 8))
     assert any(first[0] in generation for generation in gone)
+
+
+def nodes(level):
+    return sum(1 + nodes(node.below) for node in level.values())
+
+
+def chunks(level):
+    return sum(len(node.keys) + chunks(node.below) for node in level.values())
+
+
+@given(prompts, st.integers(1, 30), st.data())
+def test_no_count_is_too_high_nor_forgets_the_last_prompts_and_memory_is_bounded(noted, most_chunks, data):
+    tree, noted_keys = PromptTree(MOST, most_chunks), []
+    for number, words in enumerate(noted):
+        keys = chained(words)
+        tree.note(keys, now=float(number))
+        noted_keys.append(keys)
+        if keys and data.draw(st.booleans()):
+            tree.hold(keys, data.draw(st.integers(0, len(keys) - 1)), number + 3.0)
+        both = (tree._now, tree._before)
+        assert sum(map(chunks, both)) <= 2 * most_chunks + 9
+        assert chunks(tree._now) == tree._chunks <= most_chunks
+        assert all(nodes(level) <= chunks(level) for level in both)
+    everything = Counter(key for keys in noted_keys for key in keys)
+    last: Counter[bytes] = Counter()
+    for keys in reversed(noted_keys):
+        if len(last | Counter(keys)) > most_chunks:
+            break
+        last.update(keys)
+    for words in noted:
+        keys = chained(words)
+        for key, (count, _) in zip(keys, known(tree, keys), strict=True):
+            assert min(last[key], MOST) <= count <= min(everything[key], MOST)
+
+
+@given(prompts, st.booleans())
+def test_taken_apart_nothing_is_left_at_any_depth(noted, joined):
+    gone = []
+    tree = PromptTree(MOST, 1 << 20)
+    for words in noted:
+        tree.note(chained([7, *words] if joined else words))
+    heads, level = tree._now, list(tree._now.values())
+    while level:
+        gone += level
+        level = [below for node in level for below in node.below.values()]
+    take_apart(heads)
+    assert not heads and not any(node.below for node in gone)

@@ -10,6 +10,7 @@ from shared_rig import GEOMETRY, Clock, keys_of
 from tutti_engine import Geometry
 from tutti_engine.cache_group import CacheGroup
 from tutti_engine.object_header import ObjectNames
+from tutti_engine.prompt_tree import PromptTree
 from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
 from tutti_engine.testing.shared_stores import Faults, MemoryPool, MemorySharedStore
 
@@ -292,3 +293,33 @@ def test_what_is_let_go_is_taken_apart_by_the_thread_or_bounded():
         for _ in range(1000):
             view.lookup.let_go({b"a": 1})
         assert len(view.lookup._forgotten) <= 64
+
+
+def until(reached):
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_is_let_go_needs_no_question_to_be_taken_apart():
+    tree, gone = PromptTree(2, 3), []
+    tree.note(chained(4))
+    with View() as view:
+        gone.append(tree._before)
+        view.lookup.let_go(tree._before)
+        until(lambda: not gone[0])
+
+
+def test_little_waits_for_a_thread_that_hangs():
+    with View() as view:
+        view.faults.running.clear()
+        view.lookup.look(keys_of(1))
+        until(lambda: view.lookup._call_began is not None)
+        for _ in range(10):
+            view.lookup.let_go({b"a": 1})
+            view.lookup.note_read([b"%d" % view.clock.now])
+            view.clock.now += 1
+        assert len(view.lookup._forgotten) <= 2, "each is a hundred thousand chunks"
+        view.faults.running.set()
+        until(lambda: not view.lookup._forgotten)
