@@ -116,8 +116,9 @@ class ConnectingStore:
             if self._windows is not None:
                 raise RuntimeError("a staging window is bound already")
             self._windows = window, headers
-            if self._store is not None:
-                self._store.bind_staging(window, headers)
+            store = self._store
+        if store is not None:
+            store.bind_staging(window, headers)
 
     def exists(self, names: Sequence[str]) -> Sequence[bool]:
         """Ask the store. Raises OSError with ``ENOTCONN`` where there is none."""
@@ -132,10 +133,12 @@ class ConnectingStore:
         """Read from the store."""
         store = self._store
         if store is None:
+            read = PendingRead(batch)
             with self._lock:
                 store = self._store
                 if store is None and self._pending is not None:
-                    self._pending.append(read := PendingRead(batch))
+                    # Of a try that hangs for good nobody else clears them away.
+                    self._pending = [*(each for each in self._pending if not each.poll()), read]
                     return read
         return _refused(batch) if store is None else store.read_objects(batch)
 
@@ -191,15 +194,19 @@ class ConnectingStore:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _take(self, store: SharedStore) -> None:
-        taken = False
+        taken = bound = False
         try:
-            with self._lock:
-                if not self._closing.is_set():
-                    if self._windows is not None:
-                        store.bind_staging(*self._windows)
-                    self._store = store
-                    self._settled.set()
-                    taken = True
+            while not (taken or self._closing.is_set()):
+                with self._lock:
+                    windows = self._windows
+                    if (windows is None or bound) and not self._closing.is_set():
+                        self._store = store
+                        self._settled.set()
+                        taken = True
+                if not (taken or bound) and windows is not None:
+                    # May take long, and reads and the end wait for the lock.
+                    store.bind_staging(*windows)
+                    bound = True
         finally:
             if not taken:
                 store.shutdown()

@@ -138,3 +138,57 @@ def test_a_read_waits_for_the_end_of_the_first_try_and_no_longer(outcome, monkey
         assert bench.seen(0, 1) == (bytes(4096),) * 2
     go.set()
     store.shutdown()
+
+
+def test_memory_that_is_bound_for_ever_holds_up_neither_reads_nor_the_end():
+    binding, go = threading.Event(), threading.Event()
+
+    class Stuck(MemorySharedStore):
+        def bind_staging(self, window, headers):
+            binding.set()
+            go.wait()
+            super().bind_staging(window, headers)
+
+    connected, made = threading.Event(), Stuck(MemoryPool())
+
+    def connect():
+        connected.wait()
+        return made
+
+    store, ends = ConnectingStore(connect), []
+    bench = SharedBench(store, 4, 4096, 4096)
+    connected.set()
+    assert binding.wait(30)
+
+    def use():
+        ends.append(store.read_objects(ObjectBatch(["a"], [0], 1)))
+        ends.append(bench.write(["a"], [0], 1))
+        store.shutdown()
+        ends.append(bench.finish(ends[0]))
+
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    user.join(30)
+    try:
+        assert ends[1:] == [[errno.ENOTCONN]] * 2
+    finally:
+        go.set()
+    store._thread.join(30)
+    assert made._closed and store._store is None
+
+
+def test_reads_that_were_given_up_are_forgotten_while_a_try_hangs(monkeypatch):
+    monkeypatch.setattr(connecting_store, "LONGEST_WAIT", 0.0)
+    go = threading.Event()
+
+    def connect():
+        go.wait()
+        raise OSError(errno.ECONNREFUSED, "nobody listens")
+
+    store = ConnectingStore(connect)
+    bench = SharedBench(store, 4, 4096, 4096)
+    for _ in range(100):
+        assert bench.read(["a"], [0], 1) == [errno.ENOTCONN]
+    assert len(store._pending) <= 2
+    go.set()
+    store.shutdown()
