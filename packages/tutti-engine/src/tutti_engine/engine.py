@@ -135,12 +135,15 @@ class TuttiEngine:
         """Plan to store the chunks that are not known yet; see ``Planner.plan_store``."""
         return self.planner.plan_store(candidates, prefixes, uses)
 
-    def complete_load(self, result: LoadResult) -> bool:
-        """Take one rank's report of a load, also as a measurement of what loading costs."""
-        chunks = self.planner.chunks_loading(result.plan_id)
+    def complete_load(self, result: LoadResult, rank: int | None = None) -> bool:
+        """Take one rank's report of a load, also as a measurement of what loading costs.
+
+        ``rank`` as ``Planner.complete_load`` has it.
+        """
+        chunks = self.planner.chunks_loading(result.plan_id, rank)
         if chunks and result.bytes_read and not result.failed:
             self.break_even.note_load(chunks * self.geometry.chunk_tokens, result.seconds)
-        return self.planner.complete_load(result)
+        return self.planner.complete_load(result, rank)
 
     def complete_store(self, rank: int, result: StoreResult) -> bool:
         """Take one rank's report of a store."""
@@ -153,7 +156,7 @@ class TuttiEngine:
     def take(self, rank: int, result: Result) -> None:
         """Take whatever a rank's ``take_results`` returned."""
         if isinstance(result, LoadResult):
-            self.complete_load(result)
+            self.complete_load(result, rank)
         elif isinstance(result, StoreResult):
             self.complete_store(rank, result)
         else:

@@ -115,10 +115,10 @@ class Planner(PlannerReports):
         self._index.let_go(keys)
 
     @serial
-    def chunks_loading(self, plan_id: int) -> int:
-        """Return how many chunks a load plan has that some rank has not reported yet."""
+    def chunks_loading(self, plan_id: int, rank: int | None = None) -> int:
+        """Return how many chunks a load plan has that some rank, or this one, has not reported yet."""
         load = self._loads.get(plan_id)
-        return 0 if load is None else len(load.pinned)
+        return 0 if load is None or rank in load.ranks else len(load.pinned)
 
     @serial
     def unknown(self, keys: Sequence[ChunkKey]) -> list[int]:

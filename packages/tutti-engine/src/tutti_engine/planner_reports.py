@@ -139,11 +139,17 @@ class PlannerReports:
         }
 
     @serial
-    def complete_load(self, result: LoadResult) -> bool:
-        """Take one rank's report; return True once every rank has reported that plan."""
+    def complete_load(self, result: LoadResult, rank: int | None = None) -> bool:
+        """Take one rank's report; return True once every rank has reported that plan.
+
+        A report that comes twice counts once, where ``rank`` says whose it is; without it each call is
+        another rank's.
+        """
         load = self._loads.get(result.plan_id)
-        if load is None:
+        if load is None or rank in load.ranks:
             return False
+        if rank is not None:
+            load.ranks.add(rank)
         self._count("read_bytes", result.bytes_read)
         self._count("load_microseconds", int(result.seconds * 1e6))
         load.failed.update(result.failed)

@@ -21,6 +21,8 @@ class Load:
 
     pinned: Pinned
     ranks_left: int
+    # Those that have reported and said who they are.
+    ranks: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     guilty: set[int] = field(default_factory=set)
     corrupt: set[int] = field(default_factory=set)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tutti_engine import ChunkKey, Geometry, LoadResult, TuttiEngine
+from tutti_engine import ChunkKey, Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 
@@ -53,6 +53,19 @@ def test_a_load_that_failed_is_no_measurement():
         engine.complete_load(LoadResult(plan_id, failed=(1,), errno=5, bytes_read=1 << 20, seconds=1.0))
         engine.complete_load(LoadResult(plan_id, seconds=1.0))
     assert "load: 0 of 3" in engine.break_even.explain()
+
+
+def test_a_report_that_comes_twice_is_one_measurement_and_one_rank():
+    engine = TuttiEngine(GEOMETRY, chunk_ids=range(4), ranks=2)
+    plan = engine.plan_store([(KEY, ((0, 1),))])
+    for rank in range(2):
+        engine.take(rank, StoreResult(plan.plan_id, (bytes(16),)))
+    for number in range(2):
+        load = engine.plan_load([(KEY, ((0, 1),))])
+        for _ in range(3):
+            engine.take(0, LoadResult(load.plan_id, bytes_read=1 << 20, seconds=1.0))
+        assert engine.planner.pending_loads == number + 1
+    assert "load: 2 of 3" in engine.break_even.explain()
 
 
 def test_each_side_says_what_it_lacks():

@@ -143,6 +143,20 @@ def test_a_chunk_that_failed_to_load_on_one_rank_is_gone_once_all_reported():
     assert planner.counters["load_failed_chunks"] == 1
 
 
+def test_a_rank_that_reports_a_load_twice_does_not_speak_for_another():
+    journal = Journal()
+    planner = Planner(GEOMETRY, range(2), ranks=2, journal=journal)
+    stored(planner, b"a", ranks=2)
+    plan = planner.plan_load([(b"a", ((1, 2),))])
+    assert not planner.complete_load(LoadResult(plan.plan_id, bytes_read=7), 1)
+    assert not planner.complete_load(LoadResult(plan.plan_id, (0,), errno.EIO, bytes_read=7), 1)
+    assert planner.chunks_loading(plan.plan_id, 0) == 1 and planner.chunks_loading(plan.plan_id, 1) == 0
+    assert planner.pending_loads == planner.in_use()["pins"] == 1, "rank 0 still reads the place"
+    assert planner.complete_load(LoadResult(plan.plan_id), 0)
+    assert planner.pending_loads == planner.in_use()["pins"] == 0
+    assert planner.counters["read_bytes"] == 7 and planner.lookup_prefix([b"a"]) == 1
+
+
 def test_a_place_is_not_reused_while_a_load_reads_it():
     journal = Journal()
     planner = Planner(GEOMETRY, range(2), journal=journal)

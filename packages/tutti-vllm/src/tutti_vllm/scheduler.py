@@ -463,7 +463,7 @@ class SchedulerSide:
         tracked = self._tracked.get(self._loading.get(result.plan_id, ""))
         if tracked is not None and result.failed:
             tracked.loads = False
-        if self._engine.complete_load(result):
+        if self._engine.complete_load(result, rank):
             self._loading.pop(result.plan_id, None)
             self._chooser.end(result.plan_id)
 

@@ -32,8 +32,8 @@ class Request:
 
 
 class Rig:
-    def __init__(self, places=64):
-        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(places))
+    def __init__(self, places=64, ranks=1):
+        self.engine = TuttiEngine(GEOMETRY, chunk_ids=range(places), ranks=ranks)
         self.side = SchedulerSide(self.engine, None, hash_tokens=16)
 
     def add(self, request_id, tokens, salt=""):
@@ -292,10 +292,26 @@ def test_a_report_that_cannot_be_taken_does_not_lose_the_others(rig, monkeypatch
     complete = rig.engine.complete_load
     bad = plans[0].plan_id
     monkeypatch.setattr(
-        rig.engine, "complete_load", lambda result: 1 / 0 if result.plan_id == bad else complete(result)
+        rig.engine,
+        "complete_load",
+        lambda result, rank: 1 / 0 if result.plan_id == bad else complete(result, rank),
     )
     rig.side.take_report(StepReport({0: tuple(LoadResult(plan.plan_id) for plan in plans)}))
     assert rig.engine.planner.pending_loads == 1
+
+
+def test_a_load_is_over_once_each_rank_has_said_so():
+    rig = Rig(ranks=2)
+    request = rig.add("filler", 128)
+    (plan,) = rig.step([("filler", 128)]).stores
+    for rank in range(2):
+        rig.side.take_report(StepReport({rank: (StoreResult(plan.plan_id, (SUM,) * len(plan.transfers)),)}))
+    request = rig.add("r", 300)
+    rig.side.plan_load(request, (list(range(1, 20)),), rig.side.matched_tokens(request, 0))
+    (load,) = rig.step({}).loads
+    for rank, loading in ((0, 1), (0, 1), (1, 0)):
+        rig.side.take_report(StepReport({rank: (LoadResult(load.plan.plan_id),)}))
+        assert rig.engine.planner.pending_loads == rig.side.in_use()["unreported_loads"] == loading
 
 
 def test_a_rank_that_cannot_use_its_cache_ends_promises_and_stores(rig):
