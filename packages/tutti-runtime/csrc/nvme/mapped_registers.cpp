@@ -32,42 +32,77 @@ std::array<Entry, kMost> entries;
 std::mutex making;  // guards kFree entries and `installed`
 bool installed = false;
 struct sigaction before{};
+std::atomic<bool> used_up{false};  // `before`, if it is there once
+
+/// A thread that does not find what it looked for gives the entry back as it was.
+bool claim(Entry& entry) noexcept {
+  State there = State::kThere;
+  return entry.state.compare_exchange_strong(there, State::kGoing, std::memory_order_acq_rel);
+}
+
+bool has(const Entry& entry, std::uint64_t address) noexcept {
+  return address - entry.begin.load(std::memory_order_relaxed) < entry.size.load(std::memory_order_relaxed);
+}
 
 /// True when the access may be tried again. Of several threads one changes the mapping; the others try again
 /// and come back until it has.
 bool replace(std::uint64_t address) noexcept {
   for (Entry& entry : entries) {
-    State state = entry.state.load(std::memory_order_acquire);
-    const std::uint64_t begin = entry.begin.load(std::memory_order_relaxed);
-    const std::uint64_t size = entry.size.load(std::memory_order_relaxed);
-    if (state == State::kFree || address - begin >= size) {
+    const State state = entry.state.load(std::memory_order_acquire);
+    if (state == State::kFree || !has(entry, address)) {
       continue;
     }
-    if (state == State::kThere &&
-        entry.state.compare_exchange_strong(state, State::kGoing, std::memory_order_acq_rel)) {
-      void* const spare = entry.spare.load(std::memory_order_relaxed);
-      void* const moved =
-          ::mremap(spare, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, reinterpret_cast<void*>(begin));
-      entry.state.store(moved != MAP_FAILED ? State::kGone : State::kThere, std::memory_order_release);
-      return moved != MAP_FAILED;
+    if (state != State::kThere || !claim(entry)) {
+      return true;
     }
-    return true;
+    if (!has(entry, address)) {  // it was given to other registers meanwhile
+      entry.state.store(State::kThere, std::memory_order_release);
+      continue;
+    }
+    const std::uint64_t size = entry.size.load(std::memory_order_relaxed);
+    void* const begin = reinterpret_cast<void*>(entry.begin.load(std::memory_order_relaxed));
+    void* const spare = entry.spare.load(std::memory_order_relaxed);
+    const bool moved = ::mremap(spare, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED;
+    entry.state.store(moved ? State::kGone : State::kThere, std::memory_order_release);
+    return moved;
   }
   return false;
 }
 
+/// An access that cannot be done comes again when the handler returns; whatever else is here was sent.
+bool is_access(const siginfo_t& info) noexcept { return info.si_code > 0 && info.si_code != BUS_MCEERR_AO; }
+
+/// The action before ours. One that asked for it (SA_RESETHAND) is there once.
+__sighandler_t take_before() noexcept {
+  static_assert(std::atomic<bool>::is_always_lock_free);
+  const bool is_over = (before.sa_flags & SA_RESETHAND) != 0 && used_up.exchange(true);
+  return is_over ? SIG_DFL : before.sa_handler;
+}
+
 /// What would have been done without us.
 void pass_on(int number, siginfo_t* info, void* context) noexcept {
-  if ((before.sa_flags & SA_SIGINFO) != 0) {
-    before.sa_sigaction(number, info, context);
-  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    before.sa_handler(number);
-  } else if (before.sa_handler == SIG_DFL || info->si_code > 0) {
-    // An access that cannot be done ends the process where it comes again; what was sent is sent again.
+  auto* const action = take_before();
+  if (action == SIG_IGN && !is_access(*info)) {
+    return;
+  }
+  if (action == SIG_DFL || action == SIG_IGN) {
     ::signal(number, SIG_DFL);
-    if (info->si_code <= 0) {
+    if (!is_access(*info)) {
       ::raise(number);
     }
+    return;
+  }
+  sigset_t own;  // the kernel undoes both masks when the handler returns
+  ::sigemptyset(&own);
+  ::sigaddset(&own, number);
+  if ((before.sa_flags & SA_NODEFER) != 0) {
+    ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &before.sa_mask, nullptr);
+  if ((before.sa_flags & SA_SIGINFO) != 0) {
+    before.sa_sigaction(number, info, context);
+  } else {
+    action(number);
   }
 }
 
@@ -88,8 +123,10 @@ void install() {
   ours.sa_sigaction = handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
   ::sigemptyset(&ours.sa_mask);
-  if (::sigaction(SIGBUS, nullptr, &before) != 0 || ::sigaction(SIGBUS, &ours, nullptr) != 0) {
-    throw SystemError(errno, "cannot handle SIGBUS");
+  // Before the handler can run, and once more what it took the place of.
+  if (::sigaction(SIGBUS, nullptr, &before) != 0 || ::sigaction(SIGBUS, &ours, &before) != 0) {
+    const int error = errno;
+    throw SystemError(error, std::string("cannot handle SIGBUS: ") + std::strerror(error));
   }
   installed = true;
 }
@@ -134,8 +171,13 @@ MappedRegisters::MappedRegisters(int fd, std::uint64_t offset, std::uint64_t siz
 
 MappedRegisters::~MappedRegisters() {
   const std::lock_guard lock(making);
-  const bool gone = is_gone();
-  entries[entry_].state.store(State::kFree, std::memory_order_release);
+  std::atomic<State>& state = entries[entry_].state;
+  State last = state.load(std::memory_order_acquire);
+  // A handler in another thread may have claimed it, to see whose it is.
+  while (last == State::kGoing || !state.compare_exchange_weak(last, State::kFree)) {
+    last = state.load(std::memory_order_acquire);
+  }
+  const bool gone = last == State::kGone;
   ::munmap(address_, size_);
   if (!gone) {
     ::munmap(spare_, size_);

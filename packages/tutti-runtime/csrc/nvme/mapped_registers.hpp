@@ -8,12 +8,13 @@ namespace tutti::runtime::nvme {
 
 /// Registers of a device, mapped. Where the device is taken away, or its memory space is switched off, an
 /// access is a SIGBUS. Then this mapping becomes memory of which every bit is 1, for good: that is what a bus
-/// answers for a device that is gone, and drivers know it. Stores go nowhere.
+/// answers for a device that is gone, and drivers know it. Stores reach that memory alone, and are read back.
 ///
 /// The first of these in a process installs a handler of SIGBUS, which stays. It sees to faults inside of
-/// such mappings and gives every other one to the action that it found. A handler that is installed later has
-/// to do the same with this one; those that end the process (Python's faulthandler, enabled later) end it
-/// here too.
+/// such mappings and gives every other one to the action that it found, as that asked for it (sa_mask,
+/// SA_NODEFER, SA_RESETHAND). A handler that is installed later has to do the same with this one; those that
+/// end the process (Python's faulthandler, enabled later) end it here too. So does the kernel where a thread
+/// that blocks SIGBUS has the access.
 class MappedRegisters {
  public:
   /// `offset` and `size` in bytes, of a file or device. @throws SystemError, ENOSPC for more than 256 at a

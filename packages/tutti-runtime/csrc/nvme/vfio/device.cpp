@@ -65,7 +65,11 @@ void Device::map_registers() {
         ENODEV,
         "BAR 0 has " + std::to_string(region.size) + " bytes and cannot be mapped: no NVMe controller", bdf_);
   }
-  registers_.emplace(device_.get(), region.offset, region.size);
+  try {
+    registers_.emplace(device_.get(), region.offset, region.size);
+  } catch (const SystemError& error) {
+    throw SystemError(error.error_number(), std::string("BAR 0: ") + error.what(), bdf_);
+  }
 }
 
 bool Device::change_command(std::uint16_t set, std::uint16_t clear) const noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Registers of a device that is taken away: real SIGBUS, from mappings of files that are cut off.
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -135,6 +136,7 @@ int status_of(const std::function<void()>& action) {
   const pid_t child = ::fork();
   CHECK(child >= 0);
   if (child == 0) {
+    ::alarm(60);  // an access that is tried for ever ends too
     const Descriptor file = make_file();
     const MappedRegisters registers(file.get(), 0, kBytes);
     cut_off(file);
@@ -158,6 +160,86 @@ void what_nobody_handles_ends_the_process_as_before() {
   CHECK(died(status_of(read_elsewhere)));
   CHECK(status_of([] { ::raise(SIGBUS); }) == 0);
   ::signal(SIGBUS, SIG_DFL);
+}
+
+/// As if sent by the kernel for memory that went bad and that nobody reads now: `code` above 0.
+void send(int code) {
+  siginfo_t info{};
+  info.si_signo = SIGBUS;
+  info.si_code = code;
+  CHECK(::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::gettid(), SIGBUS, &info) == 0);
+}
+
+/// The action that a child has before it maps registers.
+void act(void (*handler)(int), int flags, int also_blocked = 0) {
+  struct sigaction action{};
+  action.sa_handler = handler;
+  action.sa_flags = flags;
+  if (also_blocked != 0) {
+    ::sigaddset(&action.sa_mask, also_blocked);
+  }
+  CHECK(::sigaction(SIGBUS, &action, nullptr) == 0);
+}
+
+void the_action_before_is_taken_as_it_asked_for() {
+  const auto died = [](int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS; };
+  const auto again = [] {  // what was there still sees to ours
+    const Descriptor file = make_file();
+    const MappedRegisters registers(file.get(), 0, kBytes);
+    cut_off(file);
+    CHECK(load_acquire(word(registers, 0)) == kAllOnes);
+  };
+  act(SIG_DFL, SA_SIGINFO);  // the default, whatever the flags say
+  CHECK(died(status_of([] { static_cast<void>(load_acquire(map_cut_off_page())); })));
+  CHECK(died(status_of([] { send(BUS_MCEERR_AO); })));
+  act(SIG_IGN, SA_SIGINFO);
+  CHECK(status_of([&] {
+          send(BUS_MCEERR_AO);
+          again();
+        }) == 0);
+  act([](int) { CHECK(++caught == 1); }, static_cast<int>(SA_RESETHAND));
+  CHECK(died(status_of([] { static_cast<void>(load_acquire(map_cut_off_page())); })));
+  act([](int) { siglongjmp(back, 1); }, SA_NODEFER);
+  CHECK(status_of([&] {
+          const std::uint32_t* const page = map_cut_off_page();
+          volatile int times = 0;
+          sigsetjmp(back, 0);  // leaves the mask as it is in the handler
+          if (times < 2) {
+            times = times + 1;
+            static_cast<void>(load_acquire(page));
+          }
+          CHECK(times == 2);
+          again();
+        }) == 0);
+  act(
+      [](int) {
+        sigset_t blocked;
+        CHECK(::pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0);
+        CHECK(::sigismember(&blocked, SIGUSR1) == 1 && ::sigismember(&blocked, SIGBUS) == 1);
+        ::_exit(7);
+      },
+      0, SIGUSR1);
+  CHECK(WEXITSTATUS(status_of([] { static_cast<void>(load_acquire(map_cut_off_page())); })) == 7);
+  ::signal(SIGBUS, SIG_DFL);
+}
+
+/// Entries that are given to others while handlers look at them.
+void faults_change_their_own_mapping_alone() {
+  std::atomic<bool> over{false};
+  std::thread others([&] {
+    const Descriptor file = make_file();
+    CHECK(::ftruncate(file.get(), 64 * kPage) == 0);
+    for (std::uint64_t i = 0; !over; ++i) {
+      const std::uint64_t size = i % 2 == 0 ? kPage : 64 * kPage;
+      const MappedRegisters registers(file.get(), 0, size);
+      CHECK(load_acquire(word(registers, size - 4)) == 0 && !registers.is_gone());
+    }
+  });
+  for (int i = 0; i < 3000; ++i) {
+    a_store_finds_it_gone_too();
+  }
+  over = true;
+  others.join();
 }
 
 /// A soft controller whose status is read through registers that can be cut off.
@@ -225,10 +307,12 @@ void what_is_under_way_ends_with_enodev() {
 
 int main() {
   what_nobody_handles_ends_the_process_as_before();  // forks: first
+  the_action_before_is_taken_as_it_asked_for();
   install_the_programs_own_handler();
   threads_read_all_ones_and_the_process_lives();
   a_store_finds_it_gone_too();
   entries_are_used_again();
+  faults_change_their_own_mapping_alone();
   the_handler_before_still_has_its_faults();
   what_is_under_way_ends_with_enodev();
   return 0;
