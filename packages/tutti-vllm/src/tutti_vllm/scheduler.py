@@ -20,6 +20,7 @@ from tutti_engine.shared_tier import is_shared_plan
 from tutti_engine.store_layout import StoreLayout
 from tutti_vllm.adapters import Adapter, Adapters, mixed
 from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks, stored_chunks
+from tutti_vllm.calm_steps import CalmSteps
 from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
@@ -127,8 +128,7 @@ class SchedulerSide:
         self._computing = 0
         self._broken: str | None = None
         self._announced = False
-        # Steps in which so many requests may compute one token each, and nothing has to be looked at.
-        self._calm_steps = self._calm_requests = 0
+        self._calm = CalmSteps()
         self._next_stats = 0.0
         self.shared: SharedSide | None = None
 
@@ -148,7 +148,7 @@ class SchedulerSide:
 
     def add_request(self, request: Request, adapter: Adapter | None = None) -> None:
         """Start to look after a request, and the LoRA adapter that it is computed with."""
-        self._calm_steps = 0
+        self._calm.end()
         tracked = self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
         if self.shared is not None and self._may_share(tracked):
             # Until vLLM asks, the answer may be there.
@@ -165,7 +165,7 @@ class SchedulerSide:
 
     def remove_request(self, request_id: str) -> None:
         """Stop looking after a request. Its stores end by themselves; a load is given up."""
-        self._calm_steps = 0
+        self._calm.end()
         tracked = self._tracked.pop(request_id, None)
         if self.shared is not None:
             self.shared.forget(request_id)
@@ -251,7 +251,7 @@ class SchedulerSide:
             block_ids: its whole block table of each group; the local hit comes first.
             external_tokens: tokens that were promised and accepted.
         """
-        self._calm_steps = 0
+        self._calm.end()
         tracked = self._tracked[request.request_id]
         # The next admission, after a preemption, is another matter.
         tracked.choice = None
@@ -310,7 +310,7 @@ class SchedulerSide:
 
     def build_orders(
         self,
-        scheduled_tokens: Mapping[str, int],
+        scheduled_tokens: dict[str, int],
         draft_tokens: Mapping[str, Sequence[int]],
         block_ids_of: Callable[[str], BlockTables | None],
     ) -> StepOrders:
@@ -321,9 +321,8 @@ class SchedulerSide:
             draft_tokens: for some requests the speculated tokens among them, which may be rejected.
             block_ids_of: returns a scheduled request's block table of each group.
         """
-        if self._only_goes_on(scheduled_tokens, draft_tokens):
+        if self._calm.goes_on(scheduled_tokens, draft_tokens):
             return GOING_ON
-        self._calm_steps = 0
         self.exposed.end_planning()
         first, self._announced = not self._announced, True
         self._computing = len(scheduled_tokens)
@@ -362,7 +361,7 @@ class SchedulerSide:
 
     def take_report(self, report: StepReport) -> None:
         """Take what the workers say has ended."""
-        self._calm_steps = 0
+        self._calm.end()
         for rank, results in report.results.items():
             for result in results:
                 if self.spans is not None:
@@ -423,7 +422,7 @@ class SchedulerSide:
     def take_stats(self) -> Payload | None:
         """Return what happened since the last call, None if nothing did or it can wait a little."""
         now = time.monotonic()
-        if self._calm_steps and now < self._next_stats:
+        if self._calm.lasts and now < self._next_stats:
             return None
         self._next_stats = now + STATS_SECONDS
         return self.meter.take(broken=self._broken is not None)
@@ -471,25 +470,9 @@ class SchedulerSide:
         """Return whether what a request is computed with is what its keys stand for."""
         return tracked.adapter is None or self.adapters.is_unchanged(tracked.adapter)
 
-    def _only_goes_on(
-        self, scheduled_tokens: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]
-    ) -> bool:
-        """Return whether a step is as the last ones: each request computes a token, and none ends a chunk.
-
-        A server makes thousands of such steps a minute, and what they touch drives the model's own data from
-        the processor's caches. Where another request has taken one's place unnoticed, its chunk is stored
-        with the next step that is looked at.
-        """
-        if not self._calm_steps or draft_tokens or len(scheduled_tokens) != self._calm_requests:
-            return False
-        if sum(scheduled_tokens.values()) != self._calm_requests:
-            return False
-        self._calm_steps -= 1
-        return True
-
     def _plan_stores(
         self,
-        scheduled_tokens: Mapping[str, int],
+        scheduled_tokens: dict[str, int],
         draft_tokens: Mapping[str, Sequence[int]],
         block_ids_of: Callable[[str], BlockTables | None],
     ) -> tuple[StorePlan, ...]:
@@ -498,7 +481,7 @@ class SchedulerSide:
         uses = []
         owners = []
         adapters: list[Adapter] = []
-        calm = self._chunk_tokens if self.shared is None and scheduled_tokens else 0
+        calm = self._chunk_tokens if self.shared is None else 0
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None:
@@ -521,7 +504,7 @@ class SchedulerSide:
                 owners.append((tracked.request, range(end - new, end)))
                 candidates += completed
                 prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
-        self._calm_steps, self._calm_requests = max(0, calm - 1), len(scheduled_tokens)
+        self._calm.begin(scheduled_tokens, calm)
         plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
         if plan is None:
             return self._plan_shared()

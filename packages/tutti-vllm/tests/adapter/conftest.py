@@ -6,6 +6,7 @@ Every token that it gives depends on every byte of KV before it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import random
@@ -82,6 +83,9 @@ class PagedModel:
         self.pages = [bytearray(blocks * BLOCK * ENTRY) for _ in range(LAYERS)]
         self.requests = {}
         self.calls_hooks = True
+        self.quiet_steps = 0
+        # All that was told so far.
+        self.stats = None
 
     def execute(self, output):
         from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -90,6 +94,7 @@ class PagedModel:
         connector = self.connector
         connector.handle_preemptions(output.kv_connector_metadata)
         connector.bind_connector_metadata(output.kv_connector_metadata)
+        self.quiet_steps += connector._quiet
         if output.has_sync_kv_loads:
             connector.start_load_kv(None)
         sampled = self._forward(output) if output.num_scheduled_tokens else {}
@@ -102,6 +107,7 @@ class PagedModel:
             finished_recving=transfers.finished_recving,
             failed_recving=transfers.failed_recving,
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
+            kv_connector_stats=self._take_stats(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
@@ -110,6 +116,13 @@ class PagedModel:
         result.sampled_token_ids = [sampled.get(each, []) for each in ids]
         result.kv_connector_output = told
         return result
+
+    def _take_stats(self):
+        stats = self.connector.get_kv_connector_stats()
+        if stats is not None:
+            told = copy.deepcopy(stats)
+            self.stats = told if self.stats is None else self.stats.aggregate(told)
+        return stats
 
     def _take_up(self, output):
         for gone in output.finished_req_ids:

@@ -207,8 +207,7 @@ def test_the_steps_report_what_went_where(server, sharing, pool, words):
     other.answer("a", tokens)
     meter = other.connector._scheduler.meter
     found = meter.totals() | meter.gauges(broken=False)
-    # The scheduler has told its own with the last step.
-    told = other.worker.connector.get_kv_connector_stats().data
+    told = other.worker.stats.data
     assert found["shared_load_chunks"] == CHUNKS
     assert told["counts"]["load_bytes@shared/memory"] == found["shared_read_bytes"]
     assert found["shared_up"] == 1.0

@@ -347,3 +347,46 @@ def test_what_is_still_being_stored_keeps_steps_from_being_quiet(rig):
         told = one.rig.step()[2]
         one.rig.side.take_stats()
     assert told.results[0][0].checksums[0] is not None
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        StepOrders(LAYOUT),
+        StepOrders(loads=(RequestLoad("r", (5,), None),)),
+        StepOrders(stores=(store_plan(1, 2, (3, 4)),)),
+        StepOrders(unwanted=(7,)),
+        StepOrders(rewritten=(5,)),
+        StepOrders(rewritten=None),
+    ],
+    ids=["layout", "loads", "stores", "unwanted", "rewritten", "all rewritten"],
+)
+def test_orders_of_any_kind_are_taken(rig, orders):
+    rig = rig()
+    step_with_stats(rig)
+    assert step_with_stats(rig)
+    assert not step_with_stats(rig, orders)
+
+
+@pytest.mark.parametrize("name", ["_refused", "_results", "_received", "_bad_blocks", "_failed", "_waiting"])
+def test_whatever_is_untold_keeps_a_step_from_being_quiet(rig, name):
+    rig = rig()
+    step_with_stats(rig)
+    held = {"_refused": [0], "_results": [0], "_waiting": {0: 0}}.get(name, {"r"})
+    setattr(rig.side, name, held)
+    rig.side.begin_step(NOTHING)
+    assert not rig.side.quiet
+    setattr(rig.side, name, type(held)())
+    rig.side.begin_step(NOTHING)
+    assert rig.side.quiet
+
+
+def test_no_step_is_quiet_where_a_store_is_shared(rig):
+    rig = rig()
+    step_with_stats(rig)
+    assert step_with_stats(rig)
+    rig.side.shared = object()
+    rig.side.give_back = lambda blocks: None
+    rig.side.begin_step(NOTHING)
+    assert not rig.side.quiet
+    rig.side.shared = None

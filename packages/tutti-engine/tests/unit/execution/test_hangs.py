@@ -41,9 +41,11 @@ def test_a_hanging_write_is_reported_as_unsettled(rig):
     result = rig.store((0, (0, 1)))
     assert (result.checksums, result.unsettled, result.errno) == ((None,), (0,), errno.ETIMEDOUT)
     assert rig.executor.take_results() == []
+    assert not rig.executor.is_idle, "somebody has to ask whether it has ended"
     rig.backend.hold = False
     rig.backend.held[0].finish()
     assert rig.until(bool) == [StoreSettled(1, (0,))]
+    assert rig.executor.is_idle
     assert rig.store((1, (0, 1)), plan_id=5).errno == 0
 
 
