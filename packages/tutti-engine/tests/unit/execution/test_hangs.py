@@ -49,6 +49,16 @@ def test_a_hanging_write_is_reported_as_unsettled(rig):
     assert rig.store((1, (0, 1)), plan_id=5).errno == 0
 
 
+def test_an_executor_with_a_result_is_not_idle(rig):
+    rig = rig()
+    rig.executor.store(rig.store_plan((0, (0, 1))))
+    assert not rig.executor.is_idle
+    assert rig.executor.wait_for_results(time.monotonic() + 30)
+    assert not rig.executor.is_idle, "somebody has to take it"
+    assert len(rig.executor.take_results()) == 1
+    assert rig.executor.wait_idle(time.monotonic() + 30) and rig.executor.is_idle
+
+
 def test_what_waits_behind_a_hung_drive_fails_with_it_and_is_not_blamed(rig):
     rig = rig(io_timeout=0.2)
     contents = rig.store_filled((0, (0, 1)), (1, (2, 3)))
