@@ -251,7 +251,8 @@ void Drive::bring_up_team_queues() {
 void Drive::cut_off(int error) {
   retry_at_ = Clock::now() + ticks(settings_.retry_after);
   const bool is_gone = controller_->check_alive() == ENODEV;
-  const bool safe = is_gone || controller_->transport().set_bus_master(false);
+  // First: without its registers a device may still copy.
+  const bool safe = controller_->transport().set_bus_master(false) || is_gone;
   state_ = safe ? State::kDown : State::kStranded;
   down_error_ = is_gone ? ENODEV : (error == ETIMEDOUT ? EIO : error);
   if (teams_ != nullptr) {

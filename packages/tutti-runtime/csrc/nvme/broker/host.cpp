@@ -377,7 +377,7 @@ class BrokerHost::Impl {
     } catch (const Error& error) {
       down_because_ = error.what();
       const bool gone = controller_->check_alive() == ENODEV;
-      state_ = gone || bus().set_bus_master(false) ? State::kDown : State::kStranded;
+      state_ = bus().set_bus_master(false) || gone ? State::kDown : State::kStranded;
     }
     tried_ = Clock::now();
     if (state_ != State::kStranded) {

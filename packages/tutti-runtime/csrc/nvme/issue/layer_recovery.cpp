@@ -101,7 +101,8 @@ void LayerEngine::cut_off(std::uint32_t number, const char* why) {
   }
   down_ = true;
   retry_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(settings_.retry_after);
-  if (drive.controller->check_alive() != ENODEV && !transport.set_bus_master(false)) {
+  // First: without its registers a device may still copy.
+  if (!transport.set_bus_master(false) && drive.controller->check_alive() != ENODEV) {
     throw SystemError(EIO, transport.name() + ": it does not come back (" + why +
                                ") and cannot be kept from memory: do not use what its layers read into");
   }

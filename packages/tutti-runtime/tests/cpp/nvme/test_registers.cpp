@@ -20,7 +20,9 @@
 #include "nvme/descriptor.hpp"
 #include "nvme/mapped_registers.hpp"
 #include "tutti/runtime/detail/io_thread.hpp"
+#include "tutti/runtime/nvme/config.hpp"
 #include "tutti/runtime/nvme/core/ordered.hpp"
+#include "tutti/runtime/storage_runtime.hpp"
 
 namespace {
 
@@ -245,8 +247,9 @@ void faults_change_their_own_mapping_alone() {
 /// A soft controller whose status is read through registers that can be cut off.
 class Pluggable final : public Transport {
  public:
-  Pluggable(std::unique_ptr<SoftTransport> inner, int file)
-      : inner_(std::move(inner)), registers_(file, 0, kBytes) {}
+  /// `may_copy`: whether the device is let to memory.
+  Pluggable(std::unique_ptr<SoftTransport> inner, int file, std::atomic<bool>& may_copy)
+      : inner_(std::move(inner)), registers_(file, 0, kBytes), may_copy_(may_copy) {}
 
   std::string name() const override { return inner_->name(); }
   std::uint32_t read32(std::uint32_t offset) override {
@@ -262,13 +265,25 @@ class Pluggable final : public Transport {
   DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int device) override {
     return inner_->map(address, size, kind, device);
   }
-  bool set_bus_master(bool on) noexcept override { return inner_->set_bus_master(on); }
+  bool set_bus_master(bool on) noexcept override {
+    may_copy_ = on;
+    return inner_->set_bus_master(on);
+  }
   TransportCaps caps() const override { return inner_->caps(); }
 
  private:
   std::unique_ptr<SoftTransport> inner_;
   MappedRegisters registers_;
+  std::atomic<bool>& may_copy_;
 };
+
+SoftRule answers_late() {
+  SoftRule rule;
+  rule.fault = SoftFault::kLateCompletion;
+  rule.delay = 600;
+  rule.times = 0;
+  return rule;
+}
 
 void what_is_under_way_ends_with_enodev() {
   const Descriptor file = make_file();
@@ -277,8 +292,10 @@ void what_is_under_way_ends_with_enodev() {
   LayerEngineSettings settings;
   settings.command_timeout = Duration(600);  // it is not by this that it ends
   std::vector<std::unique_ptr<Controller>> controllers;
+  std::atomic<bool> may_copy{false};
   controllers.push_back(std::make_unique<Controller>(
-      std::make_unique<Pluggable>(make_soft_transport(soft, control), file.get()), options_for(settings)));
+      std::make_unique<Pluggable>(make_soft_transport(soft, control), file.get(), may_copy),
+      options_for(settings)));
   Transport& transport = controllers.front()->transport();
   const DmaMemory memory = transport.allocate(16 * kPage, MemoryKind::kHost);
   LayerEngine engine(std::move(controllers), make_cpu_teams(), settings);
@@ -290,16 +307,45 @@ void what_is_under_way_ends_with_enodev() {
                                          LayerSlice{0, 0, window, kPage, kPage, kPage}};
   const std::uint32_t layer = engine.add_layer(IoOpcode::kRead, slices);
   CHECK(engine.wait(engine.submit(layer), Duration(60)) && engine.statuses(layer)[0] == 0);
-  SoftRule rule;
-  rule.fault = SoftFault::kLateCompletion;
-  rule.delay = 600;
-  rule.times = 0;
-  control->add(rule);
+  control->add(answers_late());
+  CHECK(may_copy);
   const std::uint64_t ticket = engine.submit(layer);
   CHECK(control->wait_faults(slices.size(), Duration(60)));  // both are under way
   cut_off(file);
   CHECK(engine.wait(ticket, Duration(60)));
   CHECK(engine.statuses(layer)[0] == ENODEV && engine.statuses(layer)[1] == ENODEV);
+  CHECK(!may_copy);  // the device works still, and the memory is the caller's again
+  control->heal();
+}
+
+void a_runtimes_item_ends_with_enodev_too() {
+  const Descriptor file = make_file();
+  const auto control = std::make_shared<SoftControl>();
+  std::atomic<bool> may_copy{false};
+  NvmeConfig config;
+  config.command_timeout = 600;
+  config.controllers.push_back({"disk0",
+                                [&] {
+                                  return std::make_unique<Pluggable>(
+                                      make_soft_transport(one_namespace(), control), file.get(), may_copy);
+                                },
+                                {}});
+  const auto runtime = make_nvme_runtime(config);
+  alignas(65536) static std::array<std::byte, kPage> memory;
+  const std::uint64_t window =
+      runtime->register_memory(reinterpret_cast<std::uint64_t>(memory.data()), memory.size());
+  const std::uint64_t target = runtime->open("nvme://disk0/1", true);
+  control->add(answers_late());
+  CHECK(may_copy);
+  const IoRequest request{static_cast<std::uint32_t>(Direction::kRead), 0, window, 0, target, 0, kPage};
+  std::int32_t error = 0;
+  const auto handle = runtime->submit({&request, 1}, {&error, 1}, {});
+  CHECK(handle && control->wait_faults(1, Duration(60)));
+  cut_off(file);
+  const auto done = runtime->wait(*handle, Duration(60));
+  CHECK(done && done->status.at(0) == ENODEV && !done->late_handle);
+  CHECK(!may_copy);
+  CHECK(runtime->shutdown(Duration(60)));
   control->heal();
 }
 
@@ -315,5 +361,6 @@ int main() {
   faults_change_their_own_mapping_alone();
   the_handler_before_still_has_its_faults();
   what_is_under_way_ends_with_enodev();
+  a_runtimes_item_ends_with_enodev_too();
   return 0;
 }
