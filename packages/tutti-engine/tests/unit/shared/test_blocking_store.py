@@ -39,3 +39,15 @@ def test_threads_of_calls_that_poll_give_way():
         store.shutdown()
         assert store.seen == [min(19, own + niceness)] * 2
     assert priority() == own
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_threads_that_may_not_give_way_work_all_the_same(monkeypatch):
+    def refused(*_):
+        raise PermissionError("a sandbox says no")
+
+    monkeypatch.setattr(os, "setpriority", refused)
+    store = Noting(threads=1, niceness=5)
+    bench = SharedBench(store, 2, 4096, 4096)
+    assert bench.write(["a"], [0], 1) == bench.read(["a"], [0], 1) == [0]
+    store.shutdown()

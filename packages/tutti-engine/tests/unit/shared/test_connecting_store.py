@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tutti_engine import connecting_store
-from tutti_engine.connecting_store import ConnectingStore
+from tutti_engine.connecting_store import ConnectingStore, PendingRead
 from tutti_engine.errors import BackendError
 from tutti_engine.shared_store import ObjectBatch
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
@@ -192,3 +192,58 @@ def test_reads_that_were_given_up_are_forgotten_while_a_try_hangs(monkeypatch):
     assert len(store._pending) <= 2
     go.set()
     store.shutdown()
+
+
+def test_a_read_that_the_store_refuses_to_begin_has_failed():
+    go = threading.Event()
+
+    class Full(MemorySharedStore):
+        def read_objects(self, batch):
+            raise ValueError("slots that are none")
+
+    def connect():
+        go.wait()
+        return Full(MemoryPool())
+
+    store = ConnectingStore(connect)
+    bench = SharedBench(store, 4, 4096, 4096)
+    read = store.read_objects(ObjectBatch(["a"], [0], 1))
+    go.set()
+    assert store.wait_settled(30) and bench.finish(read) == [errno.ENOTCONN]
+    store.shutdown()
+
+
+def test_a_read_begins_once():
+    begun = []
+    read = PendingRead(ObjectBatch(["a"], [0], 1))
+
+    def begin(batch):
+        begun.append(batch)
+        return MemorySharedStore(MemoryPool()).write_objects(batch)
+
+    with pytest.raises(RuntimeError, match="no staging window"):
+        read.begin(begin)
+    for _ in range(2):
+        read.begin(connecting_store._refused)
+    read.begin(begin)
+    assert len(begun) == 1 and read.status() == [errno.ENOTCONN]
+
+
+def test_a_store_that_takes_its_memory_after_the_end_is_let_go():
+    binding, go = threading.Event(), threading.Event()
+
+    class Slow(MemorySharedStore):
+        def bind_staging(self, window, headers):
+            binding.set()
+            go.wait()
+            super().bind_staging(window, headers)
+
+    connected, made = threading.Event(), Slow(MemoryPool())
+    store = ConnectingStore(lambda: (connected.wait(), made)[1])
+    SharedBench(store, 4, 4096, 4096)
+    connected.set()
+    assert binding.wait(30)
+    store._closing.set()
+    go.set()
+    store._thread.join(30)
+    assert made._closed and store._store is None

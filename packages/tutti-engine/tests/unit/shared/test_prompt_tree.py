@@ -135,3 +135,13 @@ def test_taken_apart_nothing_is_left_at_any_depth(noted, joined):
         level = [below for node in level for below in node.below.values()]
     take_apart(heads)
     assert not heads and not any(node.below for node in gone)
+
+
+def test_a_time_counts_for_the_generation_before_as_well():
+    tree = PromptTree(2, 8)
+    stem = chained([1] * 8)
+    tree.note(stem)
+    tree.note(chained([2]))
+    assert not set(stem) & set(tree._now)
+    tree.hold(stem, 3, 5.0)
+    assert known(tree, stem) == [(1, 0.0)] * 3 + [(1, 5.0)] * 5

@@ -323,3 +323,57 @@ def test_little_waits_for_a_thread_that_hangs():
         assert len(view.lookup._forgotten) <= 2, "each is a hundred thousand chunks"
         view.faults.running.set()
         until(lambda: not view.lookup._forgotten)
+
+
+def test_an_answer_lasts_no_longer_than_what_it_was_put_together_from():
+    with View(hit_seconds=10) as view:
+        keys = chained(30)
+        view.lookup.note_there(keys[10:])
+        view.clock.now += 6
+        view.lookup.note_read(keys[:10])
+        assert view.lookup.look(keys) == Seen(30, True)
+        view.clock.now += 5
+        assert view.lookup.look(keys) == Seen(0, False), (
+            "those behind are out of date: all is asked for again"
+        )
+    with View(hit_seconds=10) as view:
+        view.lookup.note_read(keys[:10])
+        view.clock.now += 6
+        view.lookup.note_there(keys[10:])
+        assert view.lookup.look(keys) == Seen(30, True)
+        view.clock.now += 5
+        assert view.lookup.look(keys) == Seen(0, False), "those before are"
+
+
+def test_a_loss_during_a_question_voids_its_answer():
+    with View() as view:
+        keys = chained(3)
+        view.put(keys)
+        exists = view.store.exists
+
+        def lost_meanwhile(names):
+            found = exists(names)
+            view.store.exists = exists
+            view.lookup.forget()
+            return found
+
+        view.store.exists = lost_meanwhile
+        view.lookup.look(keys)
+        until(lambda: view.lookup._new_answers)
+        view.lookup._there.clear()
+        assert view.lookup.look(keys) == Seen(0, False)
+
+
+def test_what_is_found_is_not_missing_any_more_and_is_bounded():
+    with View(max_chunks=100, miss_seconds=5, hit_seconds=1) as view:
+        keys = chained(40)
+        assert view.until_decided(keys[3:]) == 0
+        view.put(keys)
+        assert view.until_decided(keys[:4]) == 4
+        view.clock.now += 2
+        assert not view.lookup.look(keys[3:]).decided, "it was there, nobody knows now"
+        many = chained(3000)
+        view.put(many)
+        view.lookup.look(many)
+        until(lambda: not view.lookup._asked)
+        assert len(view.lookup._there) <= 100

@@ -7,6 +7,7 @@ import time
 import pytest
 from shared_rig import GEOMETRY, Clock, keys_of
 
+from tutti_engine import shared_tier
 from tutti_engine.object_header import OBJECT_VERSION
 from tutti_engine.shared_tier import SharedTierSettings
 
@@ -299,3 +300,39 @@ def test_only_what_was_asked_about_is_wanted(server, write):
     assert one.tier.wants(keys, start=2, stop=4) == [2, 3]
     assert one.tier.wants(keys, start=5, stop=8) == ([5, 6, 7] if write == "always" else [5])
     assert one.tier.wants(keys, start=4, stop=4) == []
+
+
+def test_a_load_of_the_end_of_a_prompt_speaks_for_its_own_chunks_alone(server, pool):
+    clock = Clock()
+    one, other = server(), server(clock=clock, write="second_sight")
+    keys = keys_of(6)
+    one.store(keys)
+    for _ in range(2):
+        other.tier.note_prompt(keys)
+
+    def load(wanted):
+        plan = other.tier.plan_load([(key, ((2 * n, 2 * n + 1),)) for n, key in enumerate(wanted)], keys)
+        other.executor.load(plan)
+        (result,) = other.results()
+        assert other.tier.complete_load(0, result)
+        other.tier.lookup.forget()
+        return result.failed
+
+    assert load(keys[4:]) == ()
+    assert other.tier.wants(keys) == [0, 1, 2, 3]
+    assert load(keys) == ()
+    damage(pool, keys[5:], 5000)
+    assert load(keys[4:]) == (1,)
+    assert other.tier.wants(keys) == [5], "what lies before it is held as ever"
+
+
+def test_a_chunk_that_was_written_and_lost_is_written_again_and_memory_is_bounded(server, pool, monkeypatch):
+    monkeypatch.setattr(shared_tier, "REMEMBERED", 4)
+    one = server()
+    keys = keys_of(6)
+    one.store(keys)
+    assert len(one.tier._written) == 4
+    damage(pool, keys[5:], 5000)
+    assert one.load(keys[4:]).failed == (1,)
+    one.tier.lookup.forget()
+    assert 5 in one.tier.wants(keys) and 4 not in one.tier.wants(keys)
