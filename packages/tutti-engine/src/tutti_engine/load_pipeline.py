@@ -82,6 +82,11 @@ class LoadPipeline(Pipeline):
         self._on_end = on_end
         usual = _WAVES if self._background is None else _DEVICE_WAVES
         self._waves: int = getattr(shared.backend, "load_waves", usual)
+        if self._waves < 2:
+            raise ValueError(
+                f"{type(shared.backend).__name__}.load_waves is {self._waves}: at least 2 batches of reads"
+                " share the staging memory, so that one is read while another is copied"
+            )
         self._changed = threading.Condition()
         self._queued = 0
         # Parts whose reads have begun and whose copies have not ended.

@@ -60,6 +60,11 @@ def test_where_a_batch_has_changed_the_others_are_looked_at_too(calm, other):
     assert not calm.goes_on(batch("c"), {})
 
 
+def test_a_batch_with_the_same_ends_and_fewer_requests_is_another(calm):
+    calm.begin(batch("abc"), 9)
+    assert not calm.goes_on(batch("ac"), {})
+
+
 @pytest.mark.parametrize("step", [({"a": 1, "b": 2}, {}), (batch("ab"), {"b": [7]})])
 def test_several_tokens_or_speculated_ones_end_the_calm(calm, step):
     calm.begin(batch("ab"), 9)

@@ -5,6 +5,8 @@ import errno
 import threading
 import time
 
+import pytest
+
 
 def test_a_plan_larger_than_the_window_goes_in_waves(rig):
     rig = rig(runs=2, store_stall=30.0)
@@ -185,3 +187,10 @@ def test_a_backend_says_how_many_batches_share_the_window(rig, monkeypatch):
         assert each.load(*chunks).failed == ()
         assert {b: each.content(b) for b in contents} == contents
         assert max(sizes) == most and sum(sizes) == 8
+
+
+@pytest.mark.parametrize("waves", [1, 0, -2])
+def test_a_backend_that_wants_fewer_than_two_batches_is_refused(rig, monkeypatch, waves):
+    monkeypatch.setattr(type(rig().backend), "load_waves", waves, raising=False)
+    with pytest.raises(ValueError, match=rf"load_waves is {waves}: at least 2"):
+        rig()
