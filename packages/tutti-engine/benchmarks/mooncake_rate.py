@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="bytes of all objects, in MiB")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--segment-kib", type=int, default=256)
-    parser.add_argument("--bank-mib", type=int, default=64, help="the engine's staging memory for loads")
+    parser.add_argument("--bank-mib", type=int, default=128, help="the engine's staging memory for loads")
     parser.add_argument("--batch", type=int, default=0, help="objects a call of the client; 0: all")
     parser.add_argument("--calls", type=int, default=1, help="of MooncakeStore")
     parser.add_argument("--rounds", type=int, default=9)

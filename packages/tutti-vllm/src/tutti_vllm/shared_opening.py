@@ -26,6 +26,9 @@ __all__ = ["execution_settings", "open_shared_engine", "open_shared_side", "shar
 
 logger = logging.getLogger(__name__)
 
+LOAD_BANK_BYTES = 128 << 20
+"""Staging of a rank's loads. With half of it loads from Mooncake were slower: docs/cluster.md has figures."""
+
 
 def open_shared_side(
     settings: Settings, namespace: Namespace, geometry: Geometry, topology: Topology, vllm_config: Any
@@ -106,7 +109,7 @@ def open_shared_engine(shared: SharedSettings, namespace: str, geometry: Geometr
 def execution_settings(shared: SharedSettings) -> ExecutionSettings:
     """Return the bounds of a rank's transfers. A step never waits for room to write."""
     return ExecutionSettings(
-        load_bank_bytes=64 << 20,
+        load_bank_bytes=LOAD_BANK_BYTES,
         store_bank_bytes=min(128 << 20, shared.shared_max_writing_bytes),
         io_timeout=shared.shared_timeout_seconds,
         store_stall=0.0,
