@@ -3,16 +3,22 @@
 
     python benchmarks/shared_time.py [--rounds N] [--json FILE]
 
-Two scheduler sides take turns with the same requests, one with a shared store and one without: prompts that
-are nowhere (``miss``), on the own drive (``local``), in the shared store alone (``shared``; the side without
-one has a miss then, so that the plan of a load is in it) and, of the latter, only the answer to a
-further question of vLLM's (``again``). Beside them: of a hit there the part that turns vLLM's block table
-into a plan, which a load from the own drive has as well (``table``), and all of a local hit without a shared
-store (``plain local``).
-A request's life is counted from its arrival to its orders, and the report of a load from the shared store.
-Times are of computing in the scheduler's thread alone, medians of the differences; the limit is 100 us a
-request, beside the ``table`` in a hit there. Chunks have 64 tokens, the shortest that the automatic choice
-makes of a common model.
+Three scheduler sides take turns with the same requests, one with a shared store and two without:
+
+``miss``, ``local``  a prompt that is nowhere, and one on the own drive
+``shared``           one that the shared store alone has; the sides without one compute it in one step, which
+                     stores as much, so the plan of its load is in it
+``again``            of the latter only the answer to a further question of vLLM's
+``table``            the part of such a hit that turns vLLM's block table into a plan, which a load from the
+                     own drive has as well
+``plain local``      all of a hit on the own drive without a shared store
+``nothing``          what the two sides without one differ by in a miss, and half the range between its
+                     quartiles, ``noise``: what is smaller is not seen
+
+A request's life is counted from its arrival to the orders of its last step (a step has 8,192 tokens at most),
+and the report of a load from the shared store. Times are of computing in the scheduler's thread alone,
+medians of the differences; the limit is 100 us a request, beside the ``table`` in a hit there. Chunks have 64
+tokens, the shortest that the automatic choice makes of a common model.
 """
 
 from __future__ import annotations
@@ -41,7 +47,8 @@ BLOCK_TOKENS = 16
 GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)
 SIZES = (2048, 8192, 32768, 131072)
 LIMIT_US = 100.0
-KINDS = ("miss", "local", "shared", "again", "table", "plain local")
+STEP_TOKENS = 8192
+KINDS = ("miss", "local", "shared", "again", "table", "plain local", "nothing")
 SUM = bytes(8 * GEOMETRY.num_layers)
 
 
@@ -83,7 +90,7 @@ class Side:
             while not self.tier.look(keys).decided and time.monotonic() < deadline:
                 time.sleep(0.001)
 
-    def live(self, request: Request) -> tuple[float, float]:
+    def live(self, request: Request, step_tokens: int = STEP_TOKENS) -> tuple[float, float]:
         """Take a request from its arrival to its orders; return seconds, and those of a further question."""
         table = ([*range(1, request.num_tokens // BLOCK_TOKENS + 2)],)
         side, clock = self.side, time.thread_time
@@ -96,11 +103,15 @@ class Side:
         again = clock() - asked
         if tokens:
             side.plan_load(request, table, tokens)
-        request.num_computed_tokens = tokens
-        orders = side.build_orders({request.request_id: request.num_tokens - tokens}, {}, lambda _: table)
         spent = clock() - began - again
+        for computed in range(tokens, request.num_tokens, step_tokens):
+            request.num_computed_tokens = computed
+            step = {request.request_id: min(step_tokens, request.num_tokens - computed)}
+            began = clock()
+            orders = side.build_orders(step, {}, lambda _: table)
+            spent += clock() - began
+            spent += self._report(orders)
         side.remove_request(request.request_id)
-        spent += self._report(orders)
         request.num_computed_tokens = 0
         return spent, again
 
@@ -141,7 +152,7 @@ def fill_pool(pool: MemoryPool, tier: SharedTier, request: Request) -> None:
 def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, float]:
     """Return for each kind of prompt what the shared store costs, in microseconds, medians."""
     pool = MemoryPool()
-    plain, shared = Side(None), Side(pool)
+    plain, other, shared = Side(None), Side(None), Side(pool)
     assert shared.tier is not None
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     # A collection of thousands of stores' objects would be counted for whoever is there.
@@ -150,9 +161,10 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
         for number in range(rounds):
             told(f"{size} tokens, round {number + 1} of {rounds}")
             for kind in ("miss", "local", "shared"):
-                sides = (plain, shared) if number % 2 else (shared, plain)
+                turn = number % 3
+                sides = (*(plain, other, shared)[turn:], *(plain, other, shared)[:turn])
                 # For each side objects of its own: who comes first finds nothing of them in the caches.
-                first, *requests = (Request(f"{kind}{n}", f"{size} {number} {kind}", size) for n in range(3))
+                first, *requests = (Request(f"{kind}{n}", f"{size} {number} {kind}", size) for n in range(4))
                 if kind == "shared":
                     fill_pool(pool, shared.tier, first)
                 shared.learn(first)
@@ -160,9 +172,11 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
                 for side, request in zip(sides, requests):
                     if kind == "local":
                         side.live(first)
-                    times[side] = side.live(request)
+                    times[side] = side.live(request, size if kind == "shared" else STEP_TOKENS)
                 difference = (times[shared][0] - times[plain][0], times[shared][1] - times[plain][1])
                 found[kind].append(1e6 * difference[0])
+                if kind == "miss":
+                    found["nothing"].append(1e6 * (times[other][0] - times[plain][0]))
                 if kind == "local":
                     found["plain local"].append(1e6 * times[plain][0])
                 if kind == "shared":
@@ -172,9 +186,11 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
             gc.collect()
     finally:
         gc.enable()
-        plain.close()
-        shared.close()
-    return {kind: statistics.median(values) for kind, values in found.items()}
+        for side in (plain, other, shared):
+            side.close()
+    middle = {kind: statistics.median(values) for kind, values in found.items()}
+    first, _, third = statistics.quantiles(found["nothing"])
+    return middle | {"noise": (third - first) / 2}
 
 
 def main() -> int:

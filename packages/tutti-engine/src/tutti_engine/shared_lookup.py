@@ -144,19 +144,26 @@ class SharedLookup:
         self._thread = threading.Thread(target=self._run, name="tutti-shared-lookup", daemon=True)
         self._thread.start()
 
-    def look(self, keys: Sequence[ChunkKey]) -> Seen:
+    def look(self, keys: Sequence[ChunkKey], start: int = 0, stop: int | None = None) -> Seen:
         """Return what is known of a prefix, and ask for what is not; never waits.
 
         Takes O(hits) without a Python loop, and O(log hits) where the thread or an earlier look has gone
-        through the prefix. ``keys`` must not change later on.
+        through the prefix. What is kept of ``keys`` is a copy.
+
+        Args:
+            keys: a prompt's chunks.
+            start: the first one that is asked about.
+            stop: the first one behind them; by default all are asked about.
         """
         now = self._clock()
-        chunks = self._known(keys, now)
-        if chunks == len(keys):
+        stop = len(keys) if stop is None else min(stop, len(keys))
+        chunks = self._known(keys, range(start, stop), now)
+        at = start + chunks
+        if at >= stop:
             return Seen(chunks, True)
-        if self._missing.get(keys[chunks], 0.0) > now or not self.is_available():
+        if self._missing.get(keys[at], 0.0) > now or not self.is_available():
             return Seen(chunks, True)
-        return Seen(chunks, not self._ask(keys[chunks:]))
+        return Seen(chunks, not self._ask(keys, range(at, stop)))
 
     def has_group(self, key: ChunkKey, group: int) -> bool:
         """Return whether a chunk that is there has a partial group's pages, on every rank."""
@@ -223,21 +230,23 @@ class SharedLookup:
             self._changed.notify_all()
         self._thread.join(timeout)
 
-    def _known(self, keys: Sequence[ChunkKey], now: float) -> int:
-        """Return how many leading chunks count as there."""
+    def _known(self, keys: Sequence[ChunkKey], places: range, now: float) -> int:
+        """Return how many leading chunks of ``places`` count as there."""
         while self._new_answers:
             self._remember(self._new_answers.popleft())
-        losses, at, end = self._losses, 0, math.inf
-        while at < len(keys):
+        losses, at, end = self._losses, places.start, math.inf
+        while at < places.stop:
             answer = self._answers.get(keys[at])
             if answer is None or answer.losses != losses or answer.end <= now:
                 break
-            at += min(answer.chunks, shared_length(answer.keys, keys, at))
+            at = min(places.stop, at + min(answer.chunks, shared_length(answer.keys, keys, at)))
             end = min(end, answer.end)
-        more, until = leading_fresh(self._there, keys, now, start=at)
+        more, until = leading_fresh(self._there, keys, now, start=at, stop=places.stop)
+        at += more
+        chunks = at - places.start
         if more:
-            self._remember(_Answer(keys, at + more, min(end, until), losses))
-        return at + more
+            self._remember(_Answer(list(keys[places.start : at]), chunks, min(end, until), losses))
+        return chunks
 
     def _remember(self, answer: _Answer) -> None:
         """Keep an answer for the next look."""
@@ -247,16 +256,17 @@ class SharedLookup:
         if len(answers) > MAX_ANSWERS:
             self._old_answers.append(answers.pop(next(iter(answers))))
 
-    def _ask(self, keys: Sequence[ChunkKey]) -> bool:
-        """Have the thread look for a prefix; return whether it will."""
+    def _ask(self, keys: Sequence[ChunkKey], places: range) -> bool:
+        """Have the thread look for a part of a prompt; return whether it will."""
+        first = keys[places.start]
         with self._changed:
-            if keys[0] in self._asked:
+            if first in self._asked:
                 return True
             if self._closed or len(self._walks) >= MAX_WALKS:
                 self.counters.add("shared_lookup_drops")
                 return False
-            self._asked.add(keys[0])
-            self._walks.append(keys)
+            self._asked.add(first)
+            self._walks.append(keys[places.start : places.stop])
             self._changed.notify_all()
             return True
 

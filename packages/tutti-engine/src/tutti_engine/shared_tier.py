@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -189,31 +190,46 @@ class SharedTier:
             return "it does not say what it holds"
         return "writes failed repeatedly" if self.store_breaker.is_open else None
 
-    def look(self, keys: Sequence[ChunkKey], *, first_chunk: int = 0) -> Seen:
+    def look(self, keys: Sequence[ChunkKey], start: int = 0, stop: int | None = None) -> Seen:
         """Return how many leading chunks could be loaded, as far as is known; ask for what is not.
 
         Args:
-            keys: the keys of a prompt's chunks from ``first_chunk`` on.
-            first_chunk: number of the first one; what lies before comes from elsewhere.
+            keys: a prompt's chunks from the first one on.
+            start: the first one that is asked about; what lies before comes from elsewhere.
+            stop: the first one behind them; by default all are asked about.
         """
-        if self._retired is not None or not keys or not self.load_breaker.would_allow():
+        if self._retired is not None or len(keys) <= start or not self.load_breaker.would_allow():
             return Seen(0, True)
-        seen = self.lookup.look(keys)
+        seen = self.lookup.look(keys, start, stop)
         if not self.geometry.is_partial or not seen.chunks:
             return seen
         has_group = self.lookup.has_group
         hit = longest_hit(
             self.geometry,
             seen.chunks,
-            lambda chunk, group: has_group(keys[chunk], group),
-            first_chunk=first_chunk,
+            lambda chunk, group: has_group(keys[start + chunk], group),
+            first_chunk=start,
         )
         return Seen(hit, seen.decided)
 
-    def note_prompt(self, keys: Sequence[ChunkKey]) -> None:
-        """Count a new prompt's chunks, from the first one on. Call it once a prompt."""
-        if self._sights:
-            self._prompts.note(keys, self._clock())
+    def note_prompt(self, keys: Sequence[ChunkKey]) -> int:
+        """Count a new prompt's chunks, from the first one on. Call it once a prompt.
+
+        Returns how many leading chunks of its request can be worth a write: there is no need to ask ``wants``
+        for those behind them.
+        """
+        if not self._sights:
+            return 0
+        self._prompts.note(keys, self._clock())
+        if self._sights == 1:
+            # Also those of the answer.
+            return sys.maxsize
+        enough = 0
+        for run in self._prompts.runs(keys):
+            if run.prompts < self._sights:
+                break
+            enough = run.end
+        return enough
 
     def plan_load(
         self, wanted: Sequence[tuple[ChunkKey, BlockIds]], prompt: Sequence[ChunkKey] = ()
@@ -229,7 +245,7 @@ class SharedTier:
         """
         self.load_breaker.allow()
         chunks = ChunkBlocks.of(wanted)
-        keys = tuple(chunks.keys)
+        keys = chunks.keys
         plan = LoadPlan(self._new_plan_id(), Transfers(chunks, keys))
         self._loads[plan.plan_id] = _Load(keys, prompt or keys, self._load_ranks)
         return plan
@@ -272,7 +288,7 @@ class SharedTier:
     def _pick(self, wanted: list[int], keys: Sequence[ChunkKey], places: range, room: int) -> bool:
         """Add chunks that are neither there nor on their way; return whether there was room for all."""
         now, written, writing, is_there = self._clock(), self._written, self._writing, self.lookup.is_there
-        fresh, _ = leading_fresh(written, keys, now, start=places.start)
+        fresh, _ = leading_fresh(written, keys, now, start=places.start, stop=places.stop)
         for at in places[fresh:]:
             key = keys[at]
             if key in writing or written.get(key, 0.0) > now or is_there(key, now):

@@ -19,22 +19,22 @@ SPARE = 64
 
 
 def leading_fresh(
-    ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float, *, start: int = 0
+    ends: dict[ChunkKey, float], keys: Sequence[ChunkKey], now: float, *, start: int = 0, stop: int
 ) -> tuple[int, float]:
     """Return how many keys from ``start`` on have an end that has not come, and the first of these ends.
 
-    Takes O(that), without a Python loop.
+    Takes O(that), without a Python loop. ``stop`` is the first key that is not asked about.
     """
     at, size, first_end = start, 1, math.inf
-    while at < len(keys):
-        found = list(map(ends.get, keys[at : at + size], repeat(-math.inf)))
+    while at < stop:
+        found = list(map(ends.get, keys[at : min(at + size, stop)], repeat(-math.inf)))
         least = min(found)
         if least <= now:
             fresh = found[: next(n for n, end in enumerate(found) if end <= now)]
             return at - start + len(fresh), min([first_end, *fresh])
         first_end = min(first_end, least)
         at, size = at + size, max(FIRST_LOOK, 2 * size)
-    return max(0, len(keys) - start), first_end
+    return max(0, stop - start), first_end
 
 
 def keep(verdicts: dict[ChunkKey, float], key: ChunkKey, end: float, most: int) -> None:

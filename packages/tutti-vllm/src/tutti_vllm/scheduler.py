@@ -80,6 +80,8 @@ class _Tracked:
     adapter: Adapter | None = None
     # Of what vLLM was told last, the tokens that come from the shared store.
     shared_tokens: int = 0
+    # Leading chunks that can be worth a write to the shared store.
+    shared_worth: int = 0
 
 
 class SchedulerSide:
@@ -158,7 +160,7 @@ class SchedulerSide:
             known = 0
             if keys and not self._is_unknown(keys[0]):
                 known = bisect_left(keys, True, 0, min(last, len(keys)), key=self._is_unknown)
-            self.shared.tier.look(keys[known:last])
+            self.shared.tier.look(keys, known, last)
 
     def _is_unknown(self, key: ChunkKey) -> bool:
         return not self._engine.planner.is_known(key)
@@ -269,7 +271,9 @@ class SchedulerSide:
             use = self._use_of(tracked, external_tokens)
             if shared_tokens and self.shared is not None:
                 border = (held + external_tokens - shared_tokens) // self._chunk_tokens - chunks.start
-                shared = ChunkBlocks(keys[border:], cut(rows, border, len(keys)))
+                # A copy of thousands of keys that are all to be loaded would take longer than the rest.
+                own = keys[border:] if border else keys
+                shared = ChunkBlocks(own, cut(rows, border, len(keys)) if border else rows)
                 shared_plan = self.shared.plan_load(request.request_id, shared, shared_tokens, prompt)
                 chunks = range(chunks.start, chunks.start + border)
                 keys, rows = keys[:border], cut(rows, 0, border)
@@ -567,7 +571,7 @@ class SchedulerSide:
             keys = self._keys_of(tracked).copy()
             tracked.use = self._engine.note_prompt(keys, request.cache_salt)
             if self.shared is not None and tracked.adapter is None:
-                self.shared.tier.note_prompt(keys)
+                tracked.shared_worth = self.shared.tier.note_prompt(keys)
         return tracked.use
 
     def _completed_chunks(
@@ -585,7 +589,7 @@ class SchedulerSide:
         tracked.next_store_chunk = first + len(keys)
         unknown = self._engine.planner.unknown(keys)
         wanted: list[int] = []
-        if self.shared is not None and tracked.adapter is None:
+        if self.shared is not None and first < tracked.shared_worth:
             wanted = self.shared.wants(self._keys_of(tracked), range(first, last))
         if not unknown and not wanted:
             return [], 0

@@ -139,7 +139,7 @@ class SharedSide:
         # Where groups keep the end of a prefix only, the beginning of a hit is loaded for the hit's own end:
         # it comes from one store.
         start = (local_tokens + (0 if partial else hit)) // size
-        chunks = self.match(request.request_id, keys[start:last], start)
+        chunks = self.match(request.request_id, keys, start, last)
         if chunks is None:
             return None
         tokens = (start + chunks) * size - local_tokens
@@ -150,17 +150,18 @@ class SharedSide:
             return hit, 0
         return tokens - wanted, wanted
 
-    def match(self, request_id: str, keys: Sequence[ChunkKey], first_chunk: int) -> int | None:
-        """Return how many chunks the store has of a prompt, from ``first_chunk`` on; None to ask again.
+    def match(self, request_id: str, keys: Sequence[ChunkKey], start: int, stop: int) -> int | None:
+        """Return how many chunks the store has of a prompt, from ``start`` on; None to ask again.
 
         Args:
             request_id: whose prompt it is.
-            keys: its chunks from there on, as far as they may be loaded.
-            first_chunk: number of the first one.
+            keys: its chunks from the first one on.
+            start: the first one that is asked about.
+            stop: the first one that may not be loaded.
         """
-        if not keys:
+        if min(stop, len(keys)) <= start:
             return 0
-        seen = self.tier.look(keys, first_chunk=first_chunk)
+        seen = self.tier.look(keys, start, stop)
         if seen.decided:
             return seen.chunks
         asked = self._asked.get(request_id)

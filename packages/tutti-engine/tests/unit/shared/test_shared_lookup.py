@@ -228,6 +228,20 @@ def test_what_was_gone_through_is_not_gone_through_again():
         assert verdicts.asked <= 64, "those of the part that is new"
 
 
+def test_a_part_of_a_prompt_is_answered_as_if_it_were_one():
+    with View() as view:
+        keys = chained(300)
+        view.put(keys[:200])
+        for start, stop in ((0, 90), (100, 150), (20, 120), (100, 250), (0, 300)):
+            while not (seen := view.lookup.look(keys, start, stop)).decided:
+                pass
+            assert seen.chunks == min(stop, 200) - start
+        assert view.lookup.look(keys, 200, 300) == Seen(0, True)
+        assert view.lookup.look(keys, 150, 150) == view.lookup.look(keys, 400) == Seen(0, True)
+        keys[:] = []
+        assert view.lookup.look(chained(300)[:200]) == Seen(200, True), "of a prompt that changed since"
+
+
 def test_an_answer_does_not_outlive_the_loss_of_one_of_its_chunks():
     with View(miss_seconds=1e9) as view:
         keys = chained(300)

@@ -158,6 +158,18 @@ def test_chunks_are_written_once_they_were_seen_often_enough(server, write, prom
     assert one.tier.wants(keys) == []
 
 
+def test_who_notes_a_prompt_learns_how_much_of_it_can_be_worth_a_write(server):
+    one, never, always = server(write="second_sight"), server(write="never"), server(write="always")
+    keys = keys_of(9)
+    assert one.tier.note_prompt(keys[:6]) == 0
+    assert one.tier.note_prompt(keys) == 6, "what both begin with"
+    assert one.tier.note_prompt([*keys[:3], b"another"]) == 3
+    assert one.tier.note_prompt(keys) == 9
+    assert one.tier.wants(keys) == [*range(9)]
+    assert never.tier.note_prompt(keys) == 0
+    assert always.tier.note_prompt(keys) > 1 << 30, "and what is answered"
+
+
 def test_never_writes_nothing_and_still_loads(server):
     keys = keys_of(1)
     server().store(keys)
