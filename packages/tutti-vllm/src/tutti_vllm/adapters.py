@@ -94,6 +94,10 @@ class Adapters:
             )
         return not adapter.given_up
 
+    def is_as_keyed(self, adapter: Adapter | None) -> bool:
+        """Return whether what a request is computed with is what its keys stand for; None: no adapter."""
+        return adapter is None or self.is_unchanged(adapter)
+
     def note_store(self, plan_id: int, adapters: Sequence[Adapter]) -> None:
         """Take note of the adapters that a plan's chunks were computed with."""
         self._stores[plan_id] = adapters

@@ -7,34 +7,33 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, TuttiEngine
 from tutti_engine.block_rows import ChunkBlocks, cut
-from tutti_engine.chunk_key import keys_from_block_hashes
-from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.executor import Result
-from tutti_engine.policies.eviction import Use
 from tutti_engine.shared_tier import is_shared_plan
 from tutti_engine.store_layout import StoreLayout
-from tutti_vllm.adapters import Adapter, Adapters, mixed
-from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable, stored_blocks, stored_chunks
+from tutti_vllm.adapters import Adapter, Adapters
+from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable
 from tutti_vllm.calm_steps import CalmSteps
 from tutti_vllm.exposed_loads import ExposedLoads
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
-from tutti_vllm.prefill_times import Prefill, PrefillTimes
+from tutti_vllm.prefill_times import PrefillTimes
 from tutti_vllm.rewritten_blocks import rewritten_blocks
 from tutti_vllm.shared_scheduler import SharedSide
+from tutti_vllm.step_chunks import StepChunks
+from tutti_vllm.tracked import Request, Tracked, TrackedRequests
 
 if TYPE_CHECKING:
     from tutti_vllm.kv_events import KVEvents
     from tutti_vllm.transfer_spans import TransferSpans
 
-__all__ = ["Request", "SchedulerSide"]
+__all__ = ["SchedulerSide"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,45 +42,6 @@ STATS_SECONDS = 0.25
 
 GOING_ON = StepOrders()
 """Of a step in which nothing is loaded or stored."""
-
-
-class Request(Protocol):
-    """The part of ``vllm.v1.request.Request`` that is used."""
-
-    request_id: str
-    num_tokens: int
-    num_computed_tokens: int
-    block_hashes: Sequence[bytes]
-    cache_salt: str | None
-
-
-@dataclass(slots=True)
-class _Tracked:
-    request: Request
-    # vLLM tells the local hit only when it asks for the external one.
-    local_tokens: int = 0
-    next_store_chunk: int = 0
-    # A prompt is noted once, whatever becomes of its request.
-    use: Use | None = None
-    # After a load that failed the rest is computed: asking again might fail again, without end.
-    loads: bool = True
-    # After a reset nobody knows whether what was computed before is still right.
-    stores: bool = True
-    # Stands until the request is admitted, or its hit is another one.
-    choice: Choice | None = None
-    # What vLLM was told last.
-    layerwise: bool = False
-    # Whether its first step is behind it, and what is measured of its prefill.
-    started: bool = False
-    prefill: Prefill | None = None
-    # Of the prompt and of what was answered so far, and the block hash behind the last one.
-    keys: list[ChunkKey] = field(default_factory=list)
-    last_hash: bytes = b""
-    adapter: Adapter | None = None
-    # Of what vLLM was told last, the tokens that come from the shared store.
-    shared_tokens: int = 0
-    # Leading chunks that can be worth a write to the shared store.
-    shared_worth: int = 0
 
 
 class SchedulerSide:
@@ -114,9 +74,7 @@ class SchedulerSide:
         self._layout = layout
         self.names_rewritten = names_rewritten
         self._chunk_tokens = engine.geometry.chunk_tokens
-        self._hashes_per_chunk = self._chunk_tokens // hash_tokens
         self._close = close
-        self._tracked: dict[str, _Tracked] = {}
         self._loads: list[RequestLoad] = []
         self._loading: dict[int, str] = {}
         # Loads under way whose requests are gone, until the workers are told.
@@ -126,17 +84,23 @@ class SchedulerSide:
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
         self._prefills = PrefillTimes(self._note_compute)
+        self._tracked = TrackedRequests(engine, self.meter, hash_tokens)
+        self._chunks = StepChunks(engine, self._tracked, self.adapters, self._prefills)
         # Requests that the last step computed.
         self._computing = 0
         self._broken: str | None = None
         self._announced = False
         self._calm = CalmSteps()
         self._next_stats = 0.0
-        self.shared: SharedSide | None = None
+
+    @property
+    def shared(self) -> SharedSide | None:
+        """A shared store's side, if there is one."""
+        return self._tracked.shared
 
     def use_shared(self, shared: SharedSide) -> None:
         """Take a shared store's side, before the first request."""
-        self.shared = shared
+        self._tracked.shared = shared
         self.meter.watch_shared(shared)
 
     @property
@@ -151,11 +115,11 @@ class SchedulerSide:
     def add_request(self, request: Request, adapter: Adapter | None = None) -> None:
         """Start to look after a request, and the LoRA adapter that it is computed with."""
         self._calm.end()
-        tracked = self._tracked[request.request_id] = _Tracked(request, adapter=adapter)
+        tracked = self._tracked[request.request_id] = Tracked(request, adapter=adapter)
         if self.shared is not None and self._may_share(tracked):
             # Until vLLM asks, the answer may be there.
             last = (request.num_tokens - 1) // self._chunk_tokens
-            keys = self._keys_of(tracked)
+            keys = self._tracked.keys_of(tracked)
             # No chunk is stored without those before it.
             known = 0
             if keys and not self._is_unknown(keys[0]):
@@ -192,7 +156,7 @@ class SchedulerSide:
         hit = tokens if choice is not None and choice.load else 0
         tracked.shared_tokens = 0
         if self.shared is not None and self._may_share(tracked):
-            found = self.shared.beyond(request, self._keys_of(tracked), local_tokens, hit)
+            found = self.shared.beyond(request, self._tracked.keys_of(tracked), local_tokens, hit)
             if found is None:
                 return None, False
             hit, tracked.shared_tokens = found
@@ -211,7 +175,7 @@ class SchedulerSide:
         if self.shared is not None:
             self.shared.tier.break_even.note_compute(tokens, seconds)
 
-    def _choose(self, tracked: _Tracked, local_tokens: int, tokens: int) -> Choice:
+    def _choose(self, tracked: Tracked, local_tokens: int, tokens: int) -> Choice:
         choice = tracked.choice
         if choice is None or choice.tokens != tokens:
             rest = tracked.request.num_tokens - local_tokens - tokens
@@ -219,7 +183,7 @@ class SchedulerSide:
             logger.debug("Tutti: %s, %d tokens: %s", tracked.request.request_id, tokens, choice.why)
         return choice
 
-    def _may_share(self, tracked: _Tracked) -> bool:
+    def _may_share(self, tracked: Tracked) -> bool:
         """Whether a request's chunks may come from the shared store.
 
         Those of adapters may not: an adapter that is replaced while its chunks are written would leave them
@@ -236,12 +200,12 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not tracked.loads or self._broken is not None:
             return 0
-        if not self._is_as_keyed(tracked):
+        if not self.adapters.is_as_keyed(tracked.adapter):
             return 0
         tracked.local_tokens = local_tokens
         first = local_tokens // self._chunk_tokens
         last = (request.num_tokens - 1) // self._chunk_tokens
-        keys = self._keys_of(tracked)[first:last]
+        keys = self._tracked.keys_of(tracked)[first:last]
         hits = self._engine.planner.lookup_prefix(keys, first_chunk=first)
         return max(0, (first + hits) * self._chunk_tokens - local_tokens)
 
@@ -266,9 +230,9 @@ class SchedulerSide:
         try:
             table = LoadTable(self._engine.geometry, block_ids, held, held + external_tokens)
             chunks = table.chunks
-            prompt = self._keys_of(tracked)[: chunks.stop]
+            prompt = self._tracked.keys_of(tracked)[: chunks.stop]
             keys, rows = prompt[chunks.start :], table.rows()
-            use = self._use_of(tracked, external_tokens)
+            use = self._tracked.use_of(tracked, external_tokens)
             if shared_tokens and self.shared is not None:
                 border = (held + external_tokens - shared_tokens) // self._chunk_tokens - chunks.start
                 # A copy of thousands of keys that are all to be loaded would take longer than the rest.
@@ -470,78 +434,28 @@ class SchedulerSide:
             self._loading.pop(result.plan_id, None)
             self._chooser.end(result.plan_id)
 
-    def _is_as_keyed(self, tracked: _Tracked) -> bool:
-        """Return whether what a request is computed with is what its keys stand for."""
-        return tracked.adapter is None or self.adapters.is_unchanged(tracked.adapter)
-
     def _plan_stores(
         self,
         scheduled_tokens: dict[str, int],
         draft_tokens: Mapping[str, Sequence[int]],
         block_ids_of: Callable[[str], BlockTables | None],
     ) -> tuple[StorePlan, ...]:
-        candidates: list[tuple[ChunkKey, BlockIds]] = []
-        prefixes = []
-        uses = []
-        owners = []
-        adapters: list[Adapter] = []
-        calm = self._chunk_tokens if self.shared is None else 0
-        for request_id, tokens in scheduled_tokens.items():
-            tracked = self._tracked.get(request_id)
-            if tracked is None:
-                continue
-            left = self._left_in_chunk(tracked, tokens)
-            calm = min(calm, left)
-            if left:
-                continue
-            if tracked.prefill is not None or not tracked.started:
-                self._time_prefill(tracked)
-            use = self._use_of(tracked)
-            if not tracked.stores:
-                continue
-            sure = tokens - len(draft_tokens.get(request_id, ()))
-            completed, new = self._completed_chunks(tracked, sure, block_ids_of)
-            if completed and self._is_as_keyed(tracked):
-                uses.append(use)
-                adapters += [tracked.adapter] if tracked.adapter is not None else []
-                end = tracked.next_store_chunk
-                owners.append((tracked.request, range(end - new, end)))
-                candidates += completed
-                prefixes.append(self._keys_of(tracked)[: tracked.next_store_chunk])
-        self._calm.begin(scheduled_tokens, calm)
-        plan = self._engine.plan_store(candidates, prefixes, uses) if candidates else None
+        found = self._chunks.look(scheduled_tokens, draft_tokens, block_ids_of)
+        self._calm.begin(scheduled_tokens, found.calm)
+        plan = self._engine.plan_store(found.chunks, found.prefixes, found.uses) if found.chunks else None
         if plan is None:
             return self._plan_shared()
-        if adapters:
-            self.adapters.note_store(plan.plan_id, adapters)
+        if found.adapters:
+            self.adapters.note_store(plan.plan_id, found.adapters)
         if self.spans is not None:
-            self.spans.begin_store(plan, [request for request, _ in owners])
+            self.spans.begin_store(plan, [request for request, _ in found.owners])
         if self.events is not None:
-            self._note_events(plan, owners)
+            self._note_events(plan, found.owners)
         return (plan, *self._plan_shared())
 
     def _plan_shared(self) -> tuple[StorePlan, ...]:
         """Return the plan for the shared store. Last of all, as workers have to hear of it."""
         return () if self.shared is None else self.shared.plan_stores(self.spans)
-
-    def _left_in_chunk(self, tracked: _Tracked, tokens: int) -> int:
-        """Return how many tokens complete the chunk after a step that only goes on within it; else 0."""
-        if tracked.prefill is not None or tracked.use is None or not tracked.started:
-            return 0
-        size, computed = self._chunk_tokens, tracked.request.num_computed_tokens
-        chunk = computed // size
-        if tracked.next_store_chunk < chunk or chunk != (computed + tokens) // size:
-            return 0
-        return size - (computed + tokens) % size
-
-    def _time_prefill(self, tracked: _Tracked) -> None:
-        request = tracked.request
-        tracked.started = True
-        if tracked.prefill is not None:
-            if self._prefills.end(tracked.prefill, request.num_tokens):
-                tracked.prefill = None
-        elif not tracked.layerwise:
-            tracked.prefill = self._prefills.begin(request.num_computed_tokens, request.num_tokens)
 
     def _note_events(self, plan: StorePlan, owners: Sequence[tuple[Request, range]]) -> None:
         assert self.events is not None
@@ -550,58 +464,3 @@ class SchedulerSide:
         except Exception:
             # Not a reason to forget a plan that places were given to.
             logger.exception("Tutti: a router is not told of what this step stores.")
-
-    def _keys_of(self, tracked: _Tracked) -> list[ChunkKey]:
-        """Return the keys of a request's whole chunks; not to be changed."""
-        keys, hashes, each = tracked.keys, tracked.request.block_hashes, self._hashes_per_chunk
-        # A request that goes on with new input may lose tokens, and the hashes of their blocks.
-        if keys and (len(hashes) < len(keys) * each or tracked.last_hash != hashes[len(keys) * each - 1]):
-            keys.clear()
-        if len(hashes) >= (len(keys) + 1) * each:
-            more = keys_from_block_hashes(hashes, each, start=len(keys))
-            tracked.last_hash = more[-1]
-            keys += more if tracked.adapter is None else mixed(tracked.adapter.digest, more)
-        return keys
-
-    def _use_of(self, tracked: _Tracked, hit_tokens: int = 0) -> Use:
-        """Return what the engine noted of a request's prompt, telling it when it is first scheduled."""
-        if tracked.use is None:
-            request = tracked.request
-            self.meter.note_prompt(request.num_tokens, hit_tokens)
-            keys = self._keys_of(tracked).copy()
-            tracked.use = self._engine.note_prompt(keys, request.cache_salt)
-            if self.shared is not None and tracked.adapter is None:
-                tracked.shared_worth = self.shared.tier.note_prompt(keys)
-        return tracked.use
-
-    def _completed_chunks(
-        self, tracked: _Tracked, tokens: int, block_ids_of: Callable[[str], BlockTables | None]
-    ) -> tuple[list[tuple[ChunkKey, BlockIds]], int]:
-        """Return the chunks that can be stored, and out of how many before ``next_store_chunk``."""
-        request = tracked.request
-        # After a failed load vLLM goes back and computes tokens again: what was counted then may never have
-        # existed.
-        first = min(tracked.next_store_chunk, request.num_computed_tokens // self._chunk_tokens)
-        last = (request.num_computed_tokens + tokens) // self._chunk_tokens
-        if last <= first:
-            return [], 0
-        keys = self._keys_of(tracked)[first:last]
-        tracked.next_store_chunk = first + len(keys)
-        unknown = self._engine.planner.unknown(keys)
-        wanted: list[int] = []
-        if self.shared is not None and first < tracked.shared_worth:
-            wanted = self.shared.wants(self._keys_of(tracked), range(first, last))
-        if not unknown and not wanted:
-            return [], 0
-        block_ids = block_ids_of(request.request_id)
-        if block_ids is None:
-            return [], 0
-        if self.shared is not None and wanted:
-            named = [keys[chunk - first] for chunk in wanted]
-            self.shared.note_candidates(stored_chunks(self._engine.geometry, block_ids, named, wanted))
-        completed: list[tuple[ChunkKey, BlockIds]] = []
-        for position in unknown:
-            blocks = stored_blocks(self._engine.geometry, block_ids, first + position)
-            if blocks is not None:
-                completed.append((keys[position], blocks))
-        return completed, len(keys)

@@ -21,7 +21,7 @@ from tutti_engine.shared_tier import is_shared_plan
 from tutti_vllm.meters import ERROR_KINDS
 
 if TYPE_CHECKING:
-    from tutti_vllm.scheduler import Request
+    from tutti_vllm.tracked import Request
 
 __all__ = ["INSTRUMENTATION", "TransferSpans", "find_tracer"]
 

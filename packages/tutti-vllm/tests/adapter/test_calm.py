@@ -35,3 +35,21 @@ def test_every_chunk_is_stored_whichever_batch_its_request_is_in(server, words, 
         one.check(str(n))
         # The last token's KV is never computed.
         assert stored_tokens(one, str(n)) == (length + 74) // CHUNK * CHUNK, n
+
+
+def test_a_shared_store_gets_every_chunk_of_an_answer_though_most_steps_are_not_looked_at(
+    server, sharing, pool, words, monkeypatch
+):
+    one = server(shared=sharing(pool, write="always"))
+    chunks, looked = one.connector._scheduler._chunks, []
+    look = chunks.look
+    monkeypatch.setattr(chunks, "look", lambda *step: (looked.append(1), look(*step))[1])
+    lengths = (40, 45, 61, 33)
+    for n, length in enumerate(lengths):
+        one.add(str(n), words(n, length), 75)
+        one.step()
+    one.run(settled=True)
+    for n in range(len(lengths)):
+        one.check(str(n))
+    assert len(pool.objects) == sum((length + 74) // CHUNK for length in lengths)
+    assert len(looked) < 40, "of more than 75"

@@ -12,14 +12,14 @@ def test_what_a_failed_step_noted_is_not_written_by_a_later_one(server, sharing,
     tokens = words(1, 32 * CHUNKS + 5)
     one = server(shared=sharing(pool), blocks=2 * CHUNKS + 4)
     side = one.connector._scheduler
-    plan, noted = side._completed_chunks, []
+    plan, noted = side._chunks._completed_chunks, []
 
     def fails(*what):
         noted.append(plan(*what))
         raise RuntimeError("the rest of the step's requests could not be looked at")
 
     with monkeypatch.context() as patch:
-        patch.setattr(side, "_completed_chunks", fails)
+        patch.setattr(side._chunks, "_completed_chunks", fails)
         one.add("a", tokens)
         one.until(lambda: noted)
         one.abort("a")
