@@ -173,11 +173,10 @@ def current(green: GreenContexts | None, which: int) -> Iterator[None]:
         yield
 
 
-def run(options: argparse.Namespace) -> list[Row]:
-    """Measure all methods; one that fails is a row with its error."""
+def run(options: argparse.Namespace, rows: list[Row]) -> None:
+    """Measure all methods, and add to ``rows``; one that fails is a row with its error."""
     gemm = Gemm()
     gemm.milliseconds(options.products)
-    rows: list[Row] = []
 
     def attempt(name: str, make: Callable[[], list[Row]]) -> None:
         print(name, file=sys.stderr, flush=True)
@@ -194,7 +193,6 @@ def run(options: argparse.Namespace) -> list[Row]:
     attempt("copy engines", lambda: measure("copy engines", (gemm, gemm), engines(), options))
     for sms in options.green:
         attempt(f"green context, {sms}", partial(_green, sms, gemm, options))
-    return rows
 
 
 def _green(sms: int, gemm: Gemm, options: argparse.Namespace) -> list[Row]:
@@ -239,10 +237,13 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("this benchmark needs a CUDA device, and torch sees none", file=sys.stderr)
         return 2
-    rows = run(options)
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "settings": vars(options)}, default=str) + "\n")
+    rows: list[Row] = []
+    try:
+        run(options, rows)
+    finally:
+        print(table(rows))
+        if options.json:
+            options.json.write_text(json.dumps({"rows": rows, "settings": vars(options)}, default=str) + "\n")
     return 0
 
 

@@ -22,6 +22,9 @@ from typing import Any
 
 MARK = "tutti-answers "
 
+CLOSE_SECONDS = 60.0
+"""Tutti writes for up to 10 seconds at the end, and vLLM has processes of its own to wait for."""
+
 # vLLM's scheduler and workers run in processes of their own, as in a server. In one process vLLM's loop would
 # spin while loads are under way and keep the interpreter from those who do them.
 ENVIRONMENT = {
@@ -176,7 +179,10 @@ class EngineProcess:
         except queue.Empty:
             os.killpg(self._process.pid, signal.SIGKILL)  # vLLM's engine is a process of its own
             raise RuntimeError(f"no answer within {timeout:.0f} s, killed:\n{''.join(output)}") from None
-        raise RuntimeError(f"the engine ended with code {self._process.wait()}:\n{''.join(output)}")
+        code = self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # its other process would keep the device's memory
+            os.killpg(self._process.pid, signal.SIGKILL)
+        raise RuntimeError(f"the engine ended with code {code}:\n{''.join(output)}")
 
     def said(self, word: str = "Tutti:") -> list[str]:
         """Return what the engine printed of late, lines with a word in them."""
@@ -184,18 +190,28 @@ class EngineProcess:
 
     def forget(self) -> None:
         """Empty vLLM's own prefix cache; a connector keeps what it has."""
-        self._send({"forget": True})
+        with contextlib.suppress(BrokenPipeError):  # who asks next is told
+            self._send({"forget": True})
 
     def profile(self, *, begin: bool) -> None:
         """Begin or end a trace of torch's profiler, for engines with a ``profiler_config``."""
-        self._send({"profile": begin})
+        with contextlib.suppress(BrokenPipeError):
+            self._send({"profile": begin})
 
-    def close(self) -> None:
-        """End the engine."""
+    def begin_close(self) -> None:
+        """Have the engine end, without waiting for it: several end beside each other."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+
+    def close(self) -> None:
+        """End the engine; one that does not end within ``CLOSE_SECONDS`` is killed."""
+        self.begin_close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

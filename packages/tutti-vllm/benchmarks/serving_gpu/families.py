@@ -150,7 +150,7 @@ class Family:
             engine.forget()
             turn = engine.ask(second, 4, at_once=True, timeout=self.options.patience)
             engines.wait_for_quiet(self.root)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self.found[label] = {"error": str(error)[-4000:], "log": engine.said()[-40:]}
             say(f"{self.name}, {label}: {error}")
             return
@@ -180,8 +180,9 @@ class Family:
     def verdict(self) -> str:
         """One line of the table."""
         errors = [label for label, entry in self.found.items() if "error" in entry]
-        if errors or "restarted" not in self.found:
-            return f"| {self.name} | did not run: {', '.join(errors)} | | | |"
+        missing = [label for label in ("alone", "computing", "restarted") if label not in self.found]
+        if errors or missing:
+            return f"| {self.name} | did not run: {', '.join([*errors, *missing])} | | | |"
         tokens = {label: entry["tokens"] for label, entry in self.found.items()}
         same = [tokens["alone"] == tokens[label] for label in ("computing", "restarted")]
         times = [
@@ -222,17 +223,25 @@ def main() -> int:
                 for family in families:
                     for label in labels:
                         family.ask(label)
+                        save(families, options.json)
                     family.stop(*labels)
                 say(f"-- {' and '.join(labels)} after {time.monotonic() - begin:.0f} s")
         finally:
+            # First, as engines may take long to end.
+            save(families, options.json)
+            print("| model | alone, ms | restarted, ms | hit tokens | answers |")
+            print("| --- | ---: | ---: | ---: | --- |")
+            print("\n".join(family.verdict() for family in families), flush=True)
             for family in families:
                 family.stop(*list(family.running))
-    print("| model | alone, ms | restarted, ms | hit tokens | answers |\n| --- | ---: | ---: | ---: | --- |")
-    print("\n".join(family.verdict() for family in families))
-    if options.json:
-        result = {family.name: family.found for family in families}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def save(families: list[Family], path: Path | None) -> None:
+    """Write what was found so far."""
+    if path is not None:
+        result = {family.name: family.found for family in families}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

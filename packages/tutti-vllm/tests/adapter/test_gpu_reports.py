@@ -14,6 +14,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "serving_gpu"
 if not FOLDER.is_dir():
     pytest.skip("benchmarks are not part of the installed package", allow_module_level=True)
 
+MODULES = ("overlap", "phases", "costs", "cost_bench", "cost_table", "goals", "fleet", "systems", "engines")
+MODULES += ("engine_step",)
+
 BASE = 1_700_000_000_000_000
 """Microseconds of the epoch at which the trace's clock has its zero."""
 
@@ -22,7 +25,7 @@ BASE = 1_700_000_000_000_000
 def load(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("overlap", "phases", "costs", "fleet", "systems", "engines", "engine_step"):
+    for name in MODULES:
         sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if not entry.endswith("serving_cpu")]
 
@@ -138,13 +141,46 @@ def test_costs_show_medians_and_whom_they_are_of(load):
     assert "| alone | 5.00 |" in printed and "| nothing | 5.50 |" in printed
     assert "- tutti: last copy 5.0" in printed and "submit reads 2 x 0.50 = 1.0" in printed
     assert "host ended: it ended" in printed
-    assert costs.in_turn(["a", "b", "c"], 4) == ["b", "c", "a"]
+    assert costs.in_turn(["a", "b", "c"], 4) == ["b", "c", "a"] and costs.in_turn([], 4) == []
+
+
+def test_goals_are_ratios_of_turns(load):
+    goals = load("goals")
+    found = {
+        "stored": {
+            "1000": {"tutti": [0.030, 0.032], "computed": [0.034, 0.034]},
+            "64000": {
+                "tutti": [0.5, 0.4, 0.9],
+                "computed": [2.0, 2.0, 2.0],
+                "host": [0.25, 0.2, 0.2],
+                "fs": [3.0],
+            },
+        },
+        "new": {"1000 after a pause": {"tutti": [0.0340, 0.0341], "alone": [0.0340, 0.0340]}},
+        "token": {"nothing to store": {"tutti": [0.0052], "alone": [0.0050]}},
+        "overlap": {"50 % stored": {"tutti layer-wise": {"total / longer": 1.05}, "tutti": "no trace"}},
+    }
+    rows = "\n".join(goals.goals(found))
+    assert "| stored, of computing it, 1000 | 0.912 | 1.02 | reached | 0.882 to 0.941, 2 turns |" in rows
+    assert (
+        "| stored, of vLLM's host memory, 64000 | 2.000 | 1.25 | MISSED | 2.000 to 4.500, 3 turns |" in rows
+    )
+    assert (
+        "| stored, of vLLM's file-system tier, 64000 | 0.167 | 0.125 | MISSED | 0.167 to 0.167, 1 t" in rows
+    )
+    assert "| stored, of computing it, long, 64000 | 0.250 | 0.2 | MISSED |" in rows
+    assert "of vLLM alone, 1000 after a pause | 1.001 | 1.01 | reached |" in rows
+    assert "of vLLM alone, nothing to store | 1.040 | 1.01 | MISSED |" in rows
+    assert "load and computation, 50 % stored | 1.050 | 1.1 | reached |" in rows
+    assert "host memory, 1000" not in rows and goals.goals({}) == []
 
 
 class Engine:
     """Answers at once and, where it is watched, writes down a load; its traces are those of a GPU."""
 
     started: list[tuple[str, dict]] = []
+    asked: list[tuple[str, tuple[int, ...]]] = []
+    dies = ""
 
     def __init__(self, model, connector, *, environment, **options):
         self.name = "alone" if connector is None else connector["kv_connector"]
@@ -157,6 +193,9 @@ class Engine:
         from engines import Answers
 
         assert all(len(prompt) + max_tokens < self.options["max_model_len"] for prompt in prompts)
+        if Engine.dies and self.name == Engine.dies:
+            raise RuntimeError("the engine ended with code 1")
+        Engine.asked += [(self.name, tuple(prompt)) for prompt in prompts]
         self.steps += max_tokens
         for _ in prompts if self.watch else ():
             line = {
@@ -182,25 +221,43 @@ class Engine:
     def profile(self, *, begin):
         self.traced = begin
 
+    def begin_close(self):
+        pass
+
     def close(self):
         pass
 
 
-def test_all_parts_ask_all_variants_and_tell_what_came_of_it(load, monkeypatch, tmp_path, capsys):
-    costs = load("costs")
+@pytest.fixture
+def costs(load, monkeypatch, tmp_path):
+    """The program, with engines that answer at once."""
+    module = load("costs")
     engines = sys.modules["engines"]
-    Engine.started = []
+    Engine.started, Engine.asked, Engine.dies = [], [], ""
     monkeypatch.setattr(engines, "EngineProcess", Engine)
     monkeypatch.setattr(engines, "wait_for_quiet", lambda folder: None)
-    out = tmp_path / "costs.json"
-    arguments = ["--folder", str(tmp_path), "--json", str(out), "--turns", "2", "--new-turns", "1"]
-    lengths = ["--lengths", "300", "900", "--new-lengths", "100", "200", "--pause", "0"]
+    arguments = ["--folder", str(tmp_path), "--json", str(tmp_path / "costs.json"), "--turns", "2"]
+    lengths = ["--lengths", "300", "900", "--new-lengths", "100", "200", "--pause", "0", "--new-turns", "1"]
     monkeypatch.setattr(sys, "argv", ["costs", *arguments, *lengths])
+    return module
+
+
+def test_all_parts_ask_all_variants_and_tell_what_came_of_it(costs, monkeypatch, tmp_path, capsys):
     assert costs.main() == 0
-    found = json.loads(out.read_text())
-    assert list(found["token"]["nothing to store"]) == list(costs.NEW)
+    found = json.loads((tmp_path / "costs.json").read_text())
+    unchanged = [name for name, (_, knobs) in costs.NEW.items() if not knobs]
+    assert list(found["token"]["nothing to store"]) == unchanged
+    assert found["token"]["a prompt being stored"].keys() == costs.NEW.keys() - {
+        "nothing",
+        "tutti, no stores",
+    }
     assert set(found["new"]) == {"100 behind another", "100 after a pause", "200 after a pause"}
-    assert set(found["stored"]["900"]) == set(found["loads"]["900"]) | {"host"} == set(costs.VARIANTS)
+    assert set(found["stored"]["300"]) == set(costs.USUAL)
+    # Those with room for shorter prompts only are not asked for the longest.
+    assert set(found["stored"]["900"]) == set(costs.USUAL) - {"tutti, 8 threads"}
+    loaded = {name for name in costs.USUAL if name.startswith("tutti")}
+    assert set(found["loads"]["300"]) == loaded
+    assert len(found["stored"]["900"]["fs"]) == 1 and len(found["stored"]["900"]["host"]) == 2
     assert found["layers"]["50 % stored"].keys() == {"tutti layer-wise", "tutti"}
     reports = found["overlap"]["75 % stored"].values()
     assert [each["share of the load that is hidden"] for each in reports] == [1.0, 1.0]
@@ -210,8 +267,35 @@ def test_all_parts_ask_all_variants_and_tell_what_came_of_it(load, monkeypatch, 
     assert "hits, tutti: 300 of 300, 900 of 900" in printed
     assert "callbacks, nothing: 5.0 us a step" in printed and "last read 0.5" in printed
     stored = [facts for name, facts in Engine.started if name == "WatchedTutti" and facts["read_only"]]
-    assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", "16", None, None]
+    assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", None, None]
     assert [facts["load_mode"] for facts in stored[-2:]] == ["layerwise", "async"]
+    assert "| stored, of computing it, 900 | 1.000 | 1.02 | reached |" in printed
+
+
+def test_no_stored_prompt_begins_as_another_one(costs):
+    """Else vLLM holds the beginning of the longer one when it is asked for, and less is loaded."""
+    assert costs.main() == 0
+    stored = {prompt for name, prompt in Engine.asked if len(prompt) == 900 and name == "WatchedTutti"}
+    shorter = {prompt for name, prompt in Engine.asked if len(prompt) < 900}
+    assert stored and not any(long[: len(short)] == short for long in stored for short in shorter)
+
+
+@pytest.mark.parametrize("what", ["an engine", "a part", "an interruption"])
+def test_what_fails_costs_only_itself(costs, monkeypatch, tmp_path, capsys, what):
+    def fail(bench, *arguments):
+        raise KeyboardInterrupt if what == "an interruption" else ValueError("no such luck")
+
+    if what == "an engine":
+        Engine.dies = "OffloadingConnector"
+    else:
+        monkeypatch.setattr(costs, "_ask_for_stored", fail)
+    assert costs.main() == 1
+    found = json.loads((tmp_path / "costs.json").read_text())
+    printed = capsys.readouterr().out
+    assert "| tutti | " in printed and found["new"]["200 after a pause"]["tutti"]
+    assert ("overlap" in found) is (what != "an interruption")
+    ended = {"an engine": "host", "a part": "stored", "an interruption": "costs"}[what]
+    assert f"{ended} ended: " in printed and ended in found["failed"]
 
 
 def test_the_cost_of_steps_is_told_for_each_connector(load, monkeypatch, tmp_path, capsys):
