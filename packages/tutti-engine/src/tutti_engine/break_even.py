@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether loading a hit is faster than computing it again: measured, never assumed (DESIGN section 8)."""
+"""Whether loading a hit is faster than computing it again: measured, never assumed (DESIGN section 8).
+
+A request whose hit is loaded beside the server's steps waits for the load, then until the server has heard
+of it and plans its step, then for what is left of its prompt, however little that is: a step has a fixed
+cost. Together that is compared with computing all of it.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +98,45 @@ class TimeModel:
         return fixed, rate
 
 
+class SizedTimes:
+    """A ``TimeModel`` for all sizes, and one for each power of two where enough was measured.
+
+    Attention makes long prompts cost more a token than short ones, so a line through both is right for
+    neither.
+    """
+
+    def __init__(self) -> None:
+        self._all = TimeModel()
+        self._near: dict[int, TimeModel] = {}
+
+    def note(self, tokens: float, seconds: float) -> bool:
+        """As ``TimeModel.note``."""
+        taken = self._all.note(tokens, seconds)
+        if taken:
+            self._near.setdefault(math.frexp(tokens)[1], TimeModel()).note(tokens, seconds)
+        return taken
+
+    @property
+    def samples(self) -> int:
+        """Measurements of all sizes."""
+        return self._all.samples
+
+    @property
+    def known(self) -> bool:
+        """As ``TimeModel.known``."""
+        return self._all.known
+
+    def predict(self, tokens: float) -> float:
+        """As ``TimeModel.predict``."""
+        near = self._near.get(math.frexp(tokens)[1])
+        return near.predict(tokens) if near is not None and near.known else self._all.predict(tokens)
+
+    @property
+    def overall(self) -> TimeModel:
+        """The one for all sizes."""
+        return self._all
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An answer with its reasons.
@@ -124,7 +168,7 @@ class BreakEven:
     """
 
     def __init__(
-        self, *, margin: float = 0.1, probe_every: int = 32, counters: Counters | None = None
+        self, *, margin: float = 0.02, probe_every: int = 32, counters: Counters | None = None
     ) -> None:
         """Start without measurements.
 
@@ -146,7 +190,9 @@ class BreakEven:
         self._probe_every = probe_every
         self._lock = threading.Lock()
         self._load = TimeModel()
-        self._compute = TimeModel()
+        self._compute = SizedTimes()
+        self._rest = TimeModel()
+        self._wait = TimeModel()
         self._refused_in_a_row = 0
 
     def note_load(self, tokens: int, seconds: float) -> None:
@@ -157,15 +203,35 @@ class BreakEven:
         """Take the duration of a prefill of so many tokens, as a request had to wait for it."""
         self._note(self._compute, tokens, seconds)
 
-    def should_load(self, tokens: int) -> Decision:
+    def note_rest(self, context: int, seconds: float) -> None:
+        """Take the duration of a prefill of a few tokens behind others that were there, ``context`` in all.
+
+        What such a step takes says nothing of what a token takes.
+        """
+        self._note(self._rest, context, seconds)
+
+    def note_wait(self, seconds: float) -> None:
+        """Take what a request waited for a load beside the steps beyond what the load itself took."""
+        # A load may end right before the server looks: that is a measurement, too.
+        self._note(self._wait, 1, max(seconds, 1e-6))
+
+    def should_load(
+        self, tokens: int, rest: int = 0, *, context: int | None = None, beside: bool = True
+    ) -> Decision:
         """Return whether to load ``tokens`` tokens, and why. Counts the answer, so ask once a request.
 
-        Raises ValueError for a number below 1.
+        Args:
+            tokens: tokens that would be loaded.
+            rest: tokens that are computed after them in any case; 0 where that is not known.
+            context: tokens of the whole prompt, those that the server holds among them.
+            beside: whether the load goes on beside the server's steps; else ``rest`` is computed meanwhile.
+
+        Raises ValueError for ``tokens`` below 1 or a negative ``rest``.
         """
-        if tokens < 1:
-            raise ValueError(f"tokens must be at least 1, not {tokens}")
+        if tokens < 1 or rest < 0:
+            raise ValueError(f"tokens must be at least 1 and rest at least 0, not {tokens} and {rest}")
         with self._lock:
-            return self._decide(tokens)
+            return self._decide(tokens, rest, context or tokens + rest, beside)
 
     def load_seconds(self, tokens: int) -> float | None:
         """Return how long a load of so many tokens is expected to take, None if too little was measured."""
@@ -180,24 +246,32 @@ class BreakEven:
     def explain(self) -> str:
         """Return what is known, in one line."""
         with self._lock:
-            return f"load: {_rate(self._load)}; compute: {_rate(self._compute)}"
+            return f"load: {_rate(self._load)}; compute: {_rate(self._compute.overall)}"
 
-    def _note(self, model: TimeModel, tokens: int, seconds: float) -> None:
+    def _note(self, model: TimeModel | SizedTimes, tokens: int, seconds: float) -> None:
         with self._lock:
             taken = model.note(tokens, seconds)
         if not taken:
             self.counters.add("break_even_ignored")
 
-    def _decide(self, tokens: int) -> Decision:
+    def _decide(self, tokens: int, rest: int, context: int, beside: bool) -> Decision:
         for name, model in (("load", self._load), ("compute", self._compute)):
             if not model.known:
                 self.counters.add("break_even_loads")
                 return Decision(
                     True, f"load: too few measurements of {name} yet ({model.samples} of {_ENOUGH})"
                 )
-        load, compute = self._load.predict(tokens), self._compute.predict(tokens)
+        load, compute = self._load.predict(tokens), self._compute.predict(tokens + rest)
+        after = self._after(rest, context)
+        wait = self._wait.predict(1) if beside and rest and self._wait.known else 0.0
+        whole = load + wait + after if beside else max(load, after)
         numbers = f"{tokens} tokens: load {_ms(load)}, compute {_ms(compute)}"
-        if load <= compute * (1.0 + self._margin):
+        if rest:
+            numbers = (
+                f"{tokens} tokens and {rest} after them: load {_ms(load)}, wait {_ms(wait)}, "
+                f"compute the rest {_ms(after)}; compute all {_ms(compute)}"
+            )
+        if whole <= compute * (1.0 + self._margin):
             self._refused_in_a_row = 0
             self.counters.add("break_even_loads")
             return Decision(True, f"load: {numbers}", load, compute)
@@ -208,6 +282,14 @@ class BreakEven:
             return Decision(True, f"load to measure anew: {numbers}", load, compute)
         self.counters.add("break_even_refused")
         return Decision(False, f"compute: {numbers}", load, compute)
+
+    def _after(self, rest: int, context: int) -> float:
+        """Return what computing the rest takes: no less than a step of a few tokens behind as many others."""
+        if not rest:
+            return 0.0
+        least = self._rest.predict(context) if self._rest.known else 0.0
+        # A line through long prompts alone says nothing of a few tokens.
+        return max(least, self._compute.predict(rest))
 
 
 def _ms(seconds: float) -> str:

@@ -81,22 +81,26 @@ class LoadChooser:
         self.counters = Counters()
         # Tokens, when the load began, and whether it is beside the steps.
         self._loading: dict[int, tuple[int, float, bool]] = {}
+        # The load that has been the only one since it began.
+        self._single: int | None = None
 
-    def choose(self, tokens: int, rest: int, others: int) -> Choice:
+    def choose(self, tokens: int, rest: int, others: int, *, held: int = 0) -> Choice:
         """Decide on a hit. Counts the answer, so ask once a request and hit.
 
         Args:
             tokens: tokens that could be loaded.
             rest: tokens that the request's first step would compute after them.
             others: requests that are being computed now.
+            held: tokens before them that the server holds.
         """
+        layerwise, how = self._how(tokens, rest, others)
         why = "break_even is off"
         if self._rules.break_even:
-            decision = self._break_even.should_load(tokens)
+            context = held + tokens + rest
+            decision = self._break_even.should_load(tokens, rest, context=context, beside=not layerwise)
             if not decision.load:
                 return Choice(tokens, False, False, decision.why)
             why = decision.why
-        layerwise, how = self._how(tokens, rest, others)
         return Choice(tokens, True, layerwise, f"{why}; {how}")
 
     def is_full(self, tokens: int) -> bool:
@@ -110,11 +114,15 @@ class LoadChooser:
     def begin(self, plan_id: int, tokens: int, *, parked: bool) -> None:
         """Take note of a load that was ordered, and whether its request waits beside the steps."""
         self.counters.add("async_loads" if parked else "layerwise_loads")
+        self._single = None if self._loading or not parked else plan_id
         self._loading[plan_id] = tokens, self._clock(), parked
 
-    def end(self, plan_id: int) -> None:
-        """Take note that every rank has reported a load."""
-        self._loading.pop(plan_id, None)
+    def end(self, plan_id: int, seconds: float = 0.0) -> None:
+        """Take note that every rank has reported a load, and that it took so many seconds, 0 if it failed."""
+        load = self._loading.pop(plan_id, None)
+        if load is not None and seconds > 0.0 and plan_id == self._single:
+            # Others, which reads go in turn with, would count as the server's delay.
+            self._break_even.note_wait(self._clock() - load[1] - seconds)
 
     @property
     def parked(self) -> bool:

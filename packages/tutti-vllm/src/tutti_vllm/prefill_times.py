@@ -19,6 +19,10 @@ class Prefill:
     last: int
 
 
+SMALL_REST = 8
+"""A prefill of less than one in so many of its prompt's tokens takes the time of a step."""
+
+
 class PrefillTimes:
     """Measures from a request's first step to the scheduling that knows its first new token.
 
@@ -27,10 +31,15 @@ class PrefillTimes:
     """
 
     def __init__(
-        self, note: Callable[[int, float], None], clock: Callable[[], float] = time.monotonic
+        self,
+        note: Callable[[int, float], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        note_rest: Callable[[int, float], None] = lambda context, seconds: None,
     ) -> None:
-        """``note`` is told tokens and seconds."""
+        """``note`` is told tokens and seconds; ``note_rest`` a prompt's length where few were computed."""
         self._note = note
+        self._note_rest = note_rest
         self._clock = clock
 
     def begin(self, computed: int, wanted: int) -> Prefill:
@@ -41,6 +50,9 @@ class PrefillTimes:
         """Note a prefill if the request's ``tokens`` are more than at its begin; return whether."""
         if tokens <= prefill.last:
             return False
-        if prefill.last > prefill.first:
-            self._note(prefill.last - prefill.first, self._clock() - prefill.began)
+        count, seconds = prefill.last - prefill.first, self._clock() - prefill.began
+        if count * SMALL_REST < prefill.last:
+            self._note_rest(prefill.last, seconds)
+        elif count > 0:
+            self._note(count, seconds)
         return True

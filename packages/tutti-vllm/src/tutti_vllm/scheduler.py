@@ -83,7 +83,7 @@ class SchedulerSide:
         self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
-        self._prefills = PrefillTimes(self._note_compute)
+        self._prefills = PrefillTimes(self._note_compute, note_rest=engine.break_even.note_rest)
         self._tracked = TrackedRequests(engine, self.meter, hash_tokens)
         self._chunks = StepChunks(engine, self._tracked, self.adapters, self._prefills)
         # Requests that the last step computed.
@@ -179,7 +179,7 @@ class SchedulerSide:
         choice = tracked.choice
         if choice is None or choice.tokens != tokens:
             rest = tracked.request.num_tokens - local_tokens - tokens
-            choice = tracked.choice = self._chooser.choose(tokens, rest, self._computing)
+            choice = tracked.choice = self._chooser.choose(tokens, rest, self._computing, held=local_tokens)
             logger.debug("Tutti: %s, %d tokens: %s", tracked.request.request_id, tokens, choice.why)
         return choice
 
@@ -432,7 +432,7 @@ class SchedulerSide:
             tracked.loads = False
         if self._engine.complete_load(result, rank):
             self._loading.pop(result.plan_id, None)
-            self._chooser.end(result.plan_id)
+            self._chooser.end(result.plan_id, 0.0 if result.failed else result.seconds)
 
     def _plan_stores(
         self,

@@ -133,6 +133,37 @@ def test_where_a_failed_load_could_not_be_taken_back_no_step_waits(facts, reason
     assert why is not None and reason in why
 
 
+def test_what_the_server_takes_to_look_at_a_load_counts_where_nothing_else_is_loaded():
+    made = chooser(measured(load_us=10, compute_us=20), layerwise=False)
+    assert made.choose(1000, 10, 0).load
+    for plan in range(3):
+        made.begin(plan, 1000, parked=True)
+        made.clock.now += 0.05
+        made.end(plan, 0.01)
+    assert not made.choose(1000, 10, 0).load, "10 ms and 40 ms of waiting, beside 20 ms"
+    assert "wait 40 ms" in made.choose(1000, 10, 0).why
+
+
+@pytest.mark.parametrize("what", ["failed", "another one", "a step waits"])
+def test_loads_that_say_nothing_of_the_server_s_delay_are_left_out(what):
+    made = chooser(measured(load_us=10, compute_us=20), layerwise=False)
+    for plan in range(0, 10, 2):
+        made.begin(plan, 1000, parked=what != "a step waits")
+        if what == "another one":
+            made.begin(plan + 1, 1000, parked=True)
+        made.clock.now += 0.05
+        for each in (plan, plan + 1):
+            made.end(each, 0.0 if what == "failed" else 0.01)
+    assert made.choose(1000, 10, 0).load
+
+
+def test_a_step_that_waits_for_its_load_computes_meanwhile():
+    choice = chooser(measured(load_us=20, compute_us=20)).choose(1000, 1000, 0)
+    assert choice.load and choice.layerwise, "20 ms of either, instead of 40"
+    made = chooser(measured(load_us=30, compute_us=20), layerwise=False)
+    assert not made.choose(1000, 1000, 0).load
+
+
 def test_prefills_are_timed_until_the_first_new_token_is_known():
     noted, clock = [], Clock()
     times = PrefillTimes(lambda *what: noted.append(what), clock)
@@ -142,3 +173,13 @@ def test_prefills_are_timed_until_the_first_new_token_is_known():
     clock.now += 1
     assert times.end(prefill, 1001)
     assert noted == [(744, 3.0)]
+
+
+def test_a_few_tokens_behind_many_take_the_time_of_a_step():
+    noted, rests, clock = [], [], Clock()
+    times = PrefillTimes(lambda *what: noted.append(what), clock, note_rest=lambda *what: rests.append(what))
+    for computed in (960, 500, 1000):
+        prefill = times.begin(computed, 1000)
+        clock.now += 1
+        times.end(prefill, 1001)
+    assert noted == [(500, 1.0)] and rests == [(1000, 1.0), (1000, 1.0)]
