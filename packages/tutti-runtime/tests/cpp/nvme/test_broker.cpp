@@ -214,6 +214,71 @@ void only_what_is_free_is_given() {
   CHECK_THROWS(InvalidArgument, owner.host->reset_client(one.id));
 }
 
+/// A soft controller whose registers can vanish, as when its memory space is switched off: it works on, and
+/// whether it may reach memory is for the bus to say.
+class Vanishing final : public Transport {
+ public:
+  struct Switches {
+    std::atomic<bool> vanished{false};
+    std::atomic<bool> may_copy{false};
+    std::atomic<int> given_back{0};     ///< mappings
+    std::atomic<bool> in_reach{false};  ///< one was given back while the device could copy
+  };
+
+  Vanishing(std::unique_ptr<SoftTransport> inner, Switches& switches)
+      : inner_(std::move(inner)), switches_(switches) {}
+
+  std::string name() const override { return inner_->name(); }
+  std::uint32_t read32(std::uint32_t offset) override {
+    return switches_.vanished ? kAllOnes : inner_->read32(offset);
+  }
+  std::uint64_t read64(std::uint32_t offset) override {
+    return switches_.vanished ? UINT64_MAX : inner_->read64(offset);
+  }
+  void write32(std::uint32_t offset, std::uint32_t value) override {
+    if (!switches_.vanished) {
+      inner_->write32(offset, value);
+    }
+  }
+  void write64(std::uint32_t offset, std::uint64_t value) override {
+    if (!switches_.vanished) {
+      inner_->write64(offset, value);
+    }
+  }
+  std::uint32_t* doorbell(std::uint32_t offset) override { return inner_->doorbell(offset); }
+  DmaMemory allocate(std::uint64_t size, MemoryKind kind) override { return inner_->allocate(size, kind); }
+  DmaMapping map(std::byte* address, std::uint64_t size, MemoryKind kind, int device) override {
+    auto mapping = std::make_shared<DmaMapping>(inner_->map(address, size, kind, device));
+    const std::vector<DmaRun> runs = mapping->runs();
+    return {address, size, runs, std::shared_ptr<void>(nullptr, [mapping, &switches = switches_](void*) {
+              switches.in_reach = switches.in_reach || switches.may_copy;
+              ++switches.given_back;
+            })};
+  }
+  bool set_bus_master(bool on) noexcept override {
+    switches_.may_copy = on;
+    return inner_->set_bus_master(on);
+  }
+  TransportCaps caps() const override { return inner_->caps(); }
+
+ private:
+  std::unique_ptr<SoftTransport> inner_;
+  Switches& switches_;
+};
+
+void a_vanished_controller_is_cut_off_before_memory_is_given_back() {
+  Vanishing::Switches switches;
+  BrokerHost host(std::make_unique<Vanishing>(
+                      make_soft_transport(one_namespace(), std::make_shared<SoftControl>()), switches),
+                  {});
+  const Guest guest(host);
+  CHECK(switches.may_copy);
+  switches.vanished = true;
+  CHECK(host.remove_client(guest.id()));
+  CHECK(switches.given_back == 3 && !switches.in_reach && !switches.may_copy);
+  CHECK(host.counters().stranded == 0 && !host.counters().up);
+}
+
 }  // namespace
 
 int main() {
@@ -221,5 +286,6 @@ int main() {
   clients_are_removed_at_any_moment();
   a_reset_of_the_controller_is_told_to_everybody();
   only_what_is_free_is_given();
+  a_vanished_controller_is_cut_off_before_memory_is_given_back();
   return 0;
 }
