@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_kit import CudaError, Driver
+
+from tutti_runtime import nvme_layers
 
 FAKES = Path(__file__).parent / "fakes"
 NOT_READY = 600
@@ -32,6 +35,18 @@ def real_driver() -> bool:
     """Whether a real driver is here: the fake must not hide it. Asked in a process of its own."""
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def teams_driver() -> Driver:
+    """The driver of a GPU that can run the library's kernel; skips the test where one of them is missing."""
+    if not real_driver():
+        pytest.skip("no CUDA driver is installed here")
+    if nvme_layers.missing_kernel():
+        pytest.skip(nvme_layers.missing_kernel())
+    try:
+        return Driver()
+    except CudaError as error:
+        pytest.skip(f"no CUDA device here: {error}")
 
 
 class FakeCuda:

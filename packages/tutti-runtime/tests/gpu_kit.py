@@ -99,6 +99,18 @@ class Gpu:
         with self.current():
             self.driver.call("cuCtxSynchronize")
 
+    def pin(self, address: int, size: int) -> None:
+        """Pin whole pages of the host for every device, under the addresses that they have."""
+        portable_and_mapped = 3
+        with self.current():
+            arguments = (ctypes.c_void_p(address), ctypes.c_size_t(size), portable_and_mapped)
+            self.driver.call("cuMemHostRegister_v2", *arguments)
+
+    def unpin(self, address: int) -> None:
+        """Undo :meth:`pin`, which waits for all that runs on the device."""
+        with self.current():
+            self.driver.call("cuMemHostUnregister", ctypes.c_void_p(address))
+
     def record(self, stream: int) -> int:
         """A new event (without times) behind all that is on the stream."""
         event = self._make("cuEventCreate", self._events, 2)

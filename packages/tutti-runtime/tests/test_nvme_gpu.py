@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_kit import real_driver
-from gpu_kit import CudaError, Driver, Gpu
+from cuda_kit import teams_driver
+from gpu_kit import Driver, Gpu
 from layer_kit import MIB, PAGE, LayerRig
 from nvme_kit import SoftRig
 from runtime_kit import Buffer
 
 import tutti_runtime as tr
-from tutti_runtime import _core, cuda, nvme_layers
+from tutti_runtime import _core, cuda
 
 pytestmark = pytest.mark.gpu
 COMMANDS = int(os.environ.get("TUTTI_NVME_COMMANDS", "200000"))
@@ -28,14 +28,7 @@ Rigs = Callable[..., LayerRig]
 
 @pytest.fixture(scope="module")
 def driver() -> Driver:
-    if not real_driver():
-        pytest.skip("no CUDA driver is installed here")
-    if nvme_layers.missing_kernel():
-        pytest.skip(nvme_layers.missing_kernel())
-    try:
-        return Driver()
-    except CudaError as error:
-        pytest.skip(f"no CUDA device here: {error}")
+    return teams_driver()
 
 
 @pytest.fixture

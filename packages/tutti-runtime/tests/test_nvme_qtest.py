@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_kit import FakeCuda
 from nvme_lab.drives import Drive, FailAt, Peer, make_image
 from nvme_lab.machine import MIB, Machine, machine_of
 from nvme_lab.plain_driver import READ, WRITE, Controller, Identity
@@ -23,10 +24,10 @@ def content(size: int, seed: int = 1) -> bytes:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
 
 
-def open_bus(machine: Machine, number: int = 0, *, relay: bool = False) -> _core.NvmeBus:
+def open_bus(machine: Machine, number: int = 0, *, relay: bool = False, device: int = -1) -> _core.NvmeBus:
     spec = machine.spec(number)
     spec.pop("transport")
-    return _core.open_qtest_bus(**spec, relay=relay)  # type: ignore[arg-type]
+    return _core.open_qtest_bus(**spec, relay=relay, device=device)  # type: ignore[arg-type]
 
 
 def address_of(buffer: object) -> int:
@@ -169,6 +170,54 @@ def test_a_drive_that_may_not_master_the_bus_reaches_no_memory(machine: Machine)
     assert bus.set_bus_master(True)
     assert Controller(bus).identity().serial == "QT0"
     machine.provokes("pci_nvme_err_addr_read", "pci_nvme_err_cfs")
+
+
+def test_a_gpu_is_given_doorbells_and_pinned_queues(machine: Machine, fake_cuda: FakeCuda) -> None:
+    pinned, contexts = fake_cuda.pinned, fake_cuda.contexts
+    bus = open_bus(machine, relay=True, device=0)
+    assert bus.caps()["gpu_doorbells"] is True
+    assert fake_cuda.pinned == pinned + 1, "the page of the doorbells"
+    assert Controller(bus).identity().serial == "QT0"
+    before = fake_cuda.pinned
+    queue, page = bus.allocate(3 * PAGE, pinned=True), bus.allocate(PAGE)
+    assert fake_cuda.pinned == before + 1
+    assert not any(memoryview(queue))
+    del queue
+    assert fake_cuda.pinned == before
+    again = bus.allocate(3 * PAGE, pinned=True)
+    assert fake_cuda.pinned == before + 1
+    del again, page, bus
+    assert (fake_cuda.pinned, fake_cuda.contexts) == (pinned, contexts)
+    plain = open_bus(machine, relay=True)
+    assert plain.caps()["gpu_doorbells"] is False
+    kept = plain.allocate(PAGE, pinned=True)
+    assert kept.iova > 0
+    assert fake_cuda.pinned == pinned
+
+
+def test_what_cannot_be_pinned_is_given_back(machine: Machine, fake_cuda: FakeCuda) -> None:
+    pinned, contexts = fake_cuda.pinned, fake_cuda.contexts
+    out_of_memory = 2
+    most = machine.ram_bytes // 2 - MIB
+    try:
+        fake_cuda.cuda.fake_cuda_refuse_register(out_of_memory)
+        with pytest.raises(OSError, match="cuMemHostRegister"):
+            open_bus(machine, relay=True, device=0)
+        fake_cuda.cuda.fake_cuda_refuse_register(0)
+        bus = open_bus(machine, relay=True, device=0)
+        fake_cuda.cuda.fake_cuda_refuse_register(out_of_memory)
+        with pytest.raises(OSError, match="cuMemHostRegister"):
+            bus.allocate(most, pinned=True)
+    finally:
+        fake_cuda.cuda.fake_cuda_refuse_register(0)
+    whole = bus.allocate(most, pinned=True)
+    assert fake_cuda.pinned == pinned + 2
+    del whole, bus
+    assert (fake_cuda.pinned, fake_cuda.contexts) == (pinned, contexts)
+    with pytest.raises(ValueError, match=r"device=0 needs relay=True"):
+        open_bus(machine, device=0)
+    with pytest.raises(ValueError, match="device"):
+        open_bus(machine, relay=True, device=7)
 
 
 def test_a_machine_that_is_gone_reads_as_all_ones(drive: Drive) -> None:

@@ -76,6 +76,7 @@ OpenTransport qtest_transport(Settings& settings) {
   settings.take("relay", options.relay);
   settings.take("peer", options.peer);
   settings.take("peer_slot", options.peer_slot);
+  settings.take("device", options.device);
   return [options] { return nvme::open_qtest(options); };
 }
 

@@ -47,8 +47,9 @@ class Bus {
 };
 
 std::unique_ptr<Bus> open_qtest_bus(const std::string& socket, const std::string& ram, std::uint32_t slot,
-                                    bool relay, const std::string& peer, std::uint32_t peer_slot) {
-  return std::make_unique<Bus>(nvme::open_qtest({socket, ram, slot, relay, peer, peer_slot}));
+                                    bool relay, const std::string& peer, std::uint32_t peer_slot,
+                                    int device) {
+  return std::make_unique<Bus>(nvme::open_qtest({socket, ram, slot, relay, peer, peer_slot, device}));
 }
 
 std::unique_ptr<Bus> open_vfio_bus(const std::string& bdf, const std::string& root) {
@@ -110,11 +111,13 @@ void bind_nvme_bus(py::module_& module) {
       .def("ring", &Bus::ring, Release())
       .def(
           "allocate",
-          [](Bus& bus, std::uint64_t size) { return bus.transport().allocate(size, MemoryKind::kHost); },
-          py::keep_alive<0, 1>())
+          [](Bus& bus, std::uint64_t size, bool pinned) {
+            return bus.transport().allocate(size, pinned ? MemoryKind::kPinnedHost : MemoryKind::kHost);
+          },
+          "size"_a, "pinned"_a = false, py::keep_alive<0, 1>())
       .def("map", &map_for, "address"_a, "size"_a, "kind"_a = "host", py::keep_alive<0, 1>());
   module.def("open_qtest_bus", &open_qtest_bus, "socket"_a, "ram"_a, "slot"_a, "relay"_a = false,
-             "peer"_a = "", "peer_slot"_a = 0);
+             "peer"_a = "", "peer_slot"_a = 0, "device"_a = kAnyDevice);
   module.def("open_vfio_bus", &open_vfio_bus, "bdf"_a, "root"_a = "/");
 }
 

@@ -131,7 +131,8 @@ def make_nvme_runtime(
             ``"broker"``, a controller that a ``tutti-nvmed`` owns (docs/nvmed.md): ``socket``, ``controller``
             (its name there; the same where none is given), ``queues`` (most to ask for), ``answer_timeout``.
             ``"qtest"``, a controller of a QEMU process: ``socket``, ``ram``, ``slot``, ``relay``, ``peer``,
-            ``peer_slot``. ``"vfio"``: ``bdf``, which is the name too where none is given.
+            ``peer_slot``, ``device`` (a CUDA device that rings the relay's doorbells; not tested on
+            hardware). ``"vfio"``: ``bdf``, which is the name too where none is given.
             With any, ``block_devices``: a list of ``{"device": path or (major, minor), "nsid": 1, "offset":
             bytes from the namespace's first block}``; who says so vouches for it.
         queues, queue_entries: I/O queue pairs of each controller and entries of each; what the controller

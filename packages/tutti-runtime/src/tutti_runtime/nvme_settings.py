@@ -76,6 +76,7 @@ _TRANSPORTS: dict[str, dict[str, tuple[int, int] | type]] = {
         "relay": bool,
         "peer": str,
         "peer_slot": (0, 31),
+        "device": (0, 1023),
     },
     "vfio": {"bdf": str, "root": str},
     "broker": {"socket": str, "controller": str, "queues": (1, 64), "answer_timeout": float},

@@ -18,8 +18,14 @@ constexpr std::chrono::microseconds kPause{50};
 
 }  // namespace
 
-DoorbellRelay::DoorbellRelay(Write write) : write_(std::move(write)), words_(std::make_unique<Words>()) {
+DoorbellRelay::DoorbellRelay(Write write, int device)
+    : write_(std::move(write)), words_(std::make_unique<Words>()) {
   words_->at.fill(kUnrung);
+  seen_.fill(kUnrung);
+  if (device != kAnyDevice) {
+    pin_ =
+        std::make_unique<detail::HostPin>(reinterpret_cast<std::byte*>(words_.get()), sizeof(Words), device);
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -28,22 +34,27 @@ DoorbellRelay::~DoorbellRelay() {
   thread_.join();
 }
 
-std::uint32_t* DoorbellRelay::word(std::uint32_t offset) {
+std::uint32_t* DoorbellRelay::begin(std::uint32_t offset) {
   const std::uint32_t index = (offset - kDoorbells) / 4;
   if (offset < kDoorbells || offset % 4 != 0 || index >= kWords) {
     return nullptr;
   }
   std::lock_guard lock(mutex_);
   watched_ = std::max(watched_, index + 1);
+  store_release(&words_->at[index], kUnrung);
+  seen_[index] = kUnrung;
   return &words_->at[index];
 }
 
 std::uint32_t DoorbellRelay::take(std::uint32_t index) {
-  std::uint32_t value = load_acquire(&words_->at[index]);
-  // A store between the two is found in the next round.
-  const bool taken =
-      value != kUnrung && std::atomic_ref(words_->at[index]).compare_exchange_strong(value, kUnrung);
-  return taken ? value : kUnrung;
+  // Only read: whether an exchange by the CPU keeps a GPU's store that comes at the same time is nothing to
+  // rely on.
+  const std::uint32_t value = load_acquire(&words_->at[index]);
+  if (value == seen_[index]) {
+    return kUnrung;
+  }
+  seen_[index] = value;
+  return value;
 }
 
 bool DoorbellRelay::look() {

@@ -9,24 +9,30 @@
 #include <mutex>
 #include <thread>
 
+#include "tutti/runtime/data_path.hpp"
+#include "tutti/runtime/detail/cuda_memory.hpp"
+
 namespace tutti::runtime::nvme::qtest {
 
-/// Doorbells that are rung by plain stores, as a GPU rings them: a thread takes the values out of the words
-/// and writes them to the device. A value that is taken leaves a word that no store leaves, so the same value
-/// can ring again, as the first one of a queue that begins anew does.
+/// Doorbells that are rung by plain stores, as a GPU rings them: a thread looks for values that differ from
+/// the last one and writes them to the device. It stores to a word only as a queue begins. No ring is missed
+/// for being like the last: a tail or head comes round to its value only after the device, which knows what
+/// was forwarded and nothing else, has moved on.
 class DoorbellRelay {
  public:
   using Write = std::function<void(std::uint32_t offset, std::uint32_t value)>;
 
   /// @param write a doorbell's offset in BAR0 and its new value; called on the relay's thread
-  explicit DoorbellRelay(Write write);
+  /// @param device the CUDA device that is to reach the words too; kAnyDevice for none
+  /// @throws what detail::HostPin throws
+  explicit DoorbellRelay(Write write, int device = kAnyDevice);
   ~DoorbellRelay();
   DoorbellRelay(const DoorbellRelay&) = delete;
   DoorbellRelay& operator=(const DoorbellRelay&) = delete;
 
-  /// The word for a doorbell, from now on watched. Null for an offset that no doorbell of 511 queue pairs
-  /// has.
-  [[nodiscard]] std::uint32_t* word(std::uint32_t offset);
+  /// The word for a doorbell whose queue is about to begin: watched from now on, and what an earlier queue
+  /// left in it is forgotten. Null for an offset that no doorbell of 511 queue pairs has.
+  [[nodiscard]] std::uint32_t* begin(std::uint32_t offset);
 
   /// Forwards what this thread has stored so far. A bus keeps the stores of one processor in order, so this
   /// comes before a write to any other register.
@@ -40,7 +46,7 @@ class DoorbellRelay {
   };
 
   void run();
-  /// The value that a word was rung with since it was last taken, or what no doorbell holds.
+  /// The value that a word was rung with since it was last looked at, or what no doorbell holds.
   [[nodiscard]] std::uint32_t take(std::uint32_t index);
   /// True when a word had been rung.
   [[nodiscard]] bool look();
@@ -49,6 +55,8 @@ class DoorbellRelay {
   std::mutex mutex_;
   std::uint32_t watched_ = 0;  ///< words below this index may be in use
   std::unique_ptr<Words> words_;
+  std::unique_ptr<detail::HostPin> pin_;    ///< of the words
+  std::array<std::uint32_t, kWords> seen_;  ///< what was last forwarded of each
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -7,6 +7,7 @@
 
 #include "machine.hpp"
 #include "relay.hpp"
+#include "tutti/runtime/detail/cuda_memory.hpp"
 #include "tutti/runtime/error.hpp"
 #include "tutti/runtime/nvme/qtest.hpp"
 #include "tutti/runtime/nvme/registers.hpp"
@@ -36,13 +37,15 @@ class QtestTransport final : public Transport {
   explicit QtestTransport(const QtestOptions& options)
       : machine_(qtest::Machine::of(options.socket, options.ram)),
         slot_(options.slot),
+        device_(options.device),
         taken_(*machine_, slot_) {
+    if (options.relay) {  // first: what may be refused leaves the controller as it was
+      relay_.emplace([this](std::uint32_t offset, std::uint32_t value) { write_register(offset, value); },
+                     device_);
+    }
     place_controller();
     if (!options.peer.empty()) {
       place_peer(options.peer, options.peer_slot);
-    }
-    if (options.relay) {
-      relay_.emplace([this](std::uint32_t offset, std::uint32_t value) { write_register(offset, value); });
     }
   }
 
@@ -69,16 +72,18 @@ class QtestTransport final : public Transport {
     client().write64(bar_ + offset, value);
   }
 
-  std::uint32_t* doorbell(std::uint32_t offset) override { return relay_ ? relay_->word(offset) : nullptr; }
+  std::uint32_t* doorbell(std::uint32_t offset) override { return relay_ ? relay_->begin(offset) : nullptr; }
 
   DmaMemory allocate(std::uint64_t size, MemoryKind kind) override {
     refuse_device(kind);
     size = rounded(size);
-    const std::uint64_t offset = machine_->memory().take(size, kPage);
-    std::byte* address = machine_->ram().address() + offset;
+    auto owner = std::make_shared<Place>(machine_, size);
+    std::byte* const address = machine_->ram().address() + owner->offset;
     std::memset(address, 0, size);
-    auto owner = std::shared_ptr<void>(
-        address, [machine = machine_, offset, size](void*) { machine->memory().add(offset, size); });
+    if (kind == MemoryKind::kPinnedHost && device_ != kAnyDevice) {
+      owner->pin.emplace(address, size, device_);
+    }
+    const std::uint64_t offset = owner->offset;
     return {address, offset, size, std::move(owner)};
   }
 
@@ -111,6 +116,7 @@ class QtestTransport final : public Transport {
   TransportCaps caps() const override {
     TransportCaps caps;
     caps.doorbell_stores = relay_.has_value();
+    caps.gpu_doorbells = device_ != kAnyDevice;
     caps.page_bytes = kPage;
     caps.limits = "QEMU without a guest: windows are mappings of the second half of the machine's memory";
     return caps;
@@ -130,6 +136,23 @@ class QtestTransport final : public Transport {
    private:
     qtest::Machine& machine_;
     std::uint32_t slot_;
+  };
+
+  /// Some of the machine's memory for as long as this lives, which a mapping may longer than the transport.
+  struct Place {
+    Place(std::shared_ptr<qtest::Machine> owner, std::uint64_t bytes)
+        : machine(std::move(owner)), size(bytes), offset(machine->memory().take(bytes, kPage)) {}
+    ~Place() {
+      pin.reset();  // others may pin it once it is free
+      machine->memory().add(offset, size);
+    }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+
+    std::shared_ptr<qtest::Machine> machine;
+    std::uint64_t size;
+    std::uint64_t offset;
+    std::optional<detail::HostPin> pin;
   };
 
   [[nodiscard]] qtest::Client& client() const noexcept { return machine_->client(); }
@@ -172,6 +195,7 @@ class QtestTransport final : public Transport {
 
   std::shared_ptr<qtest::Machine> machine_;
   const std::uint32_t slot_;
+  const int device_;
   const Taken taken_;
   std::uint64_t bar_ = 0;
   std::optional<qtest::SharedFile> peer_;
@@ -190,6 +214,10 @@ std::unique_ptr<Transport> open_qtest(const QtestOptions& options) {
   check_slot("slot", options.slot);
   if (!options.peer.empty()) {
     check_slot("peer_slot", options.peer_slot);
+  }
+  if (options.device != kAnyDevice && !options.relay) {
+    throw InvalidArgument("device=" + std::to_string(options.device) +
+                          " needs relay=True: a GPU rings doorbells by stores");
   }
   return std::make_unique<QtestTransport>(options);
 }

@@ -18,10 +18,12 @@ struct QtestOptions {
   bool relay = false;      ///< doorbells are words that a thread forwards: how stores of a GPU are tried
   std::string peer;        ///< file behind BAR 2 of an ivshmem device, another device's memory; may be empty
   std::uint32_t peer_slot = 0;
+  int device = kAnyDevice;  ///< a CUDA device that can ring the relay's doorbells and reach pinned queues
 };
 
 /// Queues lie in the first half of the machine's memory; the caller's windows are mappings (MAP_SHARED) of
-/// its second half or of the peer's file. Transports on one socket share its connection.
+/// its second half or of the peer's file. Transports on one socket share its connection. With `device` the
+/// file must be one whose pages can be pinned (tmpfs, hugetlbfs); data stays in it, for QEMU reaches no GPU.
 /// @throws InvalidArgument naming the option; SystemError when QEMU or a file cannot be had, or the slot
 /// holds no NVMe controller.
 [[nodiscard]] std::unique_ptr<Transport> open_qtest(const QtestOptions& options);
