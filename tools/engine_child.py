@@ -17,7 +17,7 @@ ENDINGS = ("load_chunks", "load_failed_chunks", "store_chunks", "store_failed_ch
 
 def read_totals(spec: EngineSpec) -> dict[str, int]:
     """Return the store's lifetime counters."""
-    from tutti_engine.catalogue import read_counters
+    from tutti_engine.catalogue.catalogue import read_counters
 
     store = None if spec.root is None else store_directory(spec.root)
     return {} if store is None else read_counters(store)

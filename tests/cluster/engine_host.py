@@ -15,16 +15,17 @@ import json
 import sys
 import time
 
-from tutti_engine import ChunkKey, ExecutionSettings, Geometry, object_header
+from tutti_engine import ChunkKey, ExecutionSettings, Geometry
 from tutti_engine.backends.mooncake import MooncakeStore
-from tutti_engine.connecting_store import ConnectingStore
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.object_header import ObjectNames
 from tutti_engine.plan import LoadResult, StoreResult
-from tutti_engine.shared_backend import SharedBackend
-from tutti_engine.shared_lookup import LookupSettings
-from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+from tutti_engine.shared import object_header
+from tutti_engine.shared.backend import SharedBackend
+from tutti_engine.shared.connecting_store import ConnectingStore
+from tutti_engine.shared.lookup import LookupSettings
+from tutti_engine.shared.object_header import ObjectNames
+from tutti_engine.shared.tier import SharedTier, SharedTierSettings
 
 LAYERS, BLOCKS_PER_CHUNK, PAGE_BYTES = 4, 2, 32768
 GEOMETRY = Geometry(LAYERS, 16, BLOCKS_PER_CHUNK, PAGE_BYTES)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tutti_engine import ChunkKey, ExecutionSettings, Geometry, StagingWindow, TuttiEngine
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 
 GEOMETRY = Geometry(num_layers=32, block_tokens=16, blocks_per_chunk=4, page_bytes=1024)
 SECONDS = 120.0

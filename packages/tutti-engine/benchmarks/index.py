@@ -20,8 +20,8 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from tutti_engine.chunk_index import ChunkIndex
 from tutti_engine.plan import ChunkKey
+from tutti_engine.planning.chunk_index import ChunkIndex
 from tutti_engine.policies.settings import EVICTIONS
 
 CHUNK_TOKENS = 256

@@ -24,11 +24,11 @@ import tutti_kv_kernels as kernels
 from tutti_engine import ChunkKey, ExecutionSettings, Geometry
 from tutti_engine.backends.mooncake import MooncakeStore
 from tutti_engine.block_rows import ChunkBlocks
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers.kernels import KernelMover
-from tutti_engine.object_header import ObjectNames, header_bytes
 from tutti_engine.plan import LoadPlan, StorePlan
-from tutti_engine.shared_backend import SharedBackend
+from tutti_engine.shared.backend import SharedBackend
+from tutti_engine.shared.object_header import ObjectNames, header_bytes
 from tutti_engine.testing.mooncake import MooncakeCluster
 from tutti_engine.testing.window import HostWindow
 from tutti_engine.transfers import Transfers, as_column

@@ -19,12 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tutti_engine.catalogue_mirror import MIN_SLOTS
+from tutti_engine.catalogue.mirror import MIN_SLOTS
+from tutti_engine.catalogue.slot_table import SLOT_TABLE_NAME
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.planner import Planner
-from tutti_engine.slot_table import SLOT_TABLE_NAME
+from tutti_engine.planning.planner import Planner
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 
 NAMESPACE = Namespace({"benchmark": "open store"})
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from tutti_engine import Geometry
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_slots import PREPARATIONS, SlotFiles
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.slots import PREPARATIONS, SlotFiles
 from tutti_engine.testing.window import HostWindow
 
 NAMESPACE = Namespace({"benchmark": "space"})

@@ -28,7 +28,7 @@ import tutti_kv_kernels as kernels
 from tutti_engine import ChunkKey, ExecutionSettings, Geometry, StorePlan, TuttiEngine
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.movers.kernels import KernelMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 
 MIB = 1024 * 1024
 

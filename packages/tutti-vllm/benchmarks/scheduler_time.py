@@ -33,11 +33,11 @@ from typing import Any
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
-from tutti_engine.catalogue_record import Record
-from tutti_engine.catalogue_residents import Residents
-from tutti_engine.checksum_table import StoredChecksums
+from tutti_engine.catalogue.checksum_table import StoredChecksums
+from tutti_engine.catalogue.record import Record
+from tutti_engine.catalogue.residents import Residents
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
 from tutti_vllm.load_mode import LoadRules
 from tutti_vllm.messages import StepOrders, StepReport

@@ -36,7 +36,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_engine.shared_tier import SharedTier, SharedTierSettings, is_shared_plan
+from tutti_engine.shared.tier import SharedTier, SharedTierSettings, is_shared_plan
 from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
 from tutti_vllm.block_tables import LoadTable
 from tutti_vllm.messages import StepOrders, StepReport

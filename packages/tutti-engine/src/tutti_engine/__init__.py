@@ -5,7 +5,6 @@ Importing it needs the standard library only.
 """
 
 from tutti_engine.backend import SPI_VERSION, SegmentBatch, SegmentHandle, StagingWindow, StorageBackend
-from tutti_engine.break_even import BreakEven, Decision
 from tutti_engine.engine import TuttiEngine
 from tutti_engine.errors import (
     BackendError,
@@ -15,7 +14,8 @@ from tutti_engine.errors import (
     StoreBusyError,
     TuttiError,
 )
-from tutti_engine.execution_settings import ExecutionSettings
+from tutti_engine.execution.ring_window import RingWindow
+from tutti_engine.execution.settings import ExecutionSettings
 from tutti_engine.geometry import CacheGroup, Geometry, choose_blocks_per_chunk
 from tutti_engine.mover import Mover
 from tutti_engine.plan import (
@@ -29,9 +29,9 @@ from tutti_engine.plan import (
     StoreResult,
     StoreSettled,
 )
+from tutti_engine.planning.break_even import BreakEven, Decision
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.registry import backend_names, make_backend
-from tutti_engine.ring_window import RingWindow
 
 __version__ = "0.1.0"
 

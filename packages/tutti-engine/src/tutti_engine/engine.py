@@ -7,19 +7,19 @@ import time
 from collections.abc import Iterable, Sequence
 
 from tutti_engine.backend import StorageBackend
-from tutti_engine.break_even import BreakEven, Decision
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.chunk_transfer import BlockIds
-from tutti_engine.execution_settings import ExecutionSettings
-from tutti_engine.executor import Executor, Result
+from tutti_engine.execution.executor import Executor, Result
+from tutti_engine.execution.settings import ExecutionSettings
+from tutti_engine.execution.transfer import Transfer
 from tutti_engine.geometry import Geometry
 from tutti_engine.mover import Mover
-from tutti_engine.places import Places
 from tutti_engine.plan import ChunkId, ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, StoreSettled
-from tutti_engine.planner import Planner, PlannerJournal
+from tutti_engine.planning.break_even import BreakEven, Decision
+from tutti_engine.planning.places import Places
+from tutti_engine.planning.planner import Planner, PlannerJournal
 from tutti_engine.policies.eviction import Use
 from tutti_engine.policies.settings import PolicySettings
-from tutti_engine.transfer import Transfer
 
 __all__ = ["TuttiEngine"]
 

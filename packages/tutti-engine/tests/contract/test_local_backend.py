@@ -23,9 +23,9 @@ from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.backends.local_files import is_memory
 from tutti_engine.errors import RootError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 from tutti_engine.testing.conformance import Bench
 from tutti_engine.testing.window import HostWindow
 

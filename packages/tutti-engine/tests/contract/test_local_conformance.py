@@ -11,7 +11,7 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 import tutti_runtime
 from tutti_engine.backend import StorageBackend
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.conformance import BackendConformance
 from tutti_engine.testing.fakes import PoisoningBackend, ReorderingBackend
 

@@ -18,8 +18,8 @@ from tutti_engine.backends import mooncake
 from tutti_engine.backends.mooncake import MooncakeStore
 from tutti_engine.doctor.mooncake import examine_mooncake
 from tutti_engine.registry import make_backend
-from tutti_engine.shared_kinds import make_shared_store
-from tutti_engine.shared_store import ObjectBatch
+from tutti_engine.shared.kinds import make_shared_store
+from tutti_engine.shared.store import ObjectBatch
 from tutti_engine.testing.conformance import BackendConformance
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
 from tutti_engine.testing.window import POISON

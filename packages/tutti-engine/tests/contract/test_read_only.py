@@ -14,13 +14,13 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 from tutti_engine import Geometry, LoadResult
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.errors import CatalogueError, RootError
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.planner import Planner
-from tutti_engine.store_follow import ViewFollower
-from tutti_engine.store_view import LocalStoreView
+from tutti_engine.planning.planner import Planner
+from tutti_engine.store.follow import ViewFollower
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.view import LocalStoreView
 from tutti_engine.testing.window import HostWindow
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)

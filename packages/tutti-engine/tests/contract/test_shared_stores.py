@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tutti_engine.blocking_store import BlockingStore
 from tutti_engine.errors import BackendError
-from tutti_engine.shared_kinds import check_shared_options, make_shared_store
-from tutti_engine.shared_store import ObjectBatch, SharedStore
+from tutti_engine.shared.blocking_store import BlockingStore
+from tutti_engine.shared.kinds import check_shared_options, make_shared_store
+from tutti_engine.shared.store import ObjectBatch, SharedStore
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
 from tutti_engine.testing.shared_stores import DirectoryStore, Faults, MemoryPool, MemorySharedStore
 

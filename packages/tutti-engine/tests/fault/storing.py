@@ -11,13 +11,13 @@ import threading
 import time
 from pathlib import Path
 
-from tutti_engine import catalogue_writer
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue import writer as catalogue_writer
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 from tutti_engine.testing.window import HostWindow
 
 GEOMETRY = Geometry(num_layers=4, block_tokens=16, blocks_per_chunk=1, page_bytes=64 * 1024)

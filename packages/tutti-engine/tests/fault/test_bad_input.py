@@ -19,10 +19,10 @@ import pytest
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
 from tutti_engine import Geometry
-from tutti_engine.catalogue import CATALOGUE_NAME
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME
 from tutti_engine.errors import RootError
-from tutti_engine.local_store import bytes_needed
-from tutti_engine.store_space import SpaceSettings
+from tutti_engine.store.local_store import bytes_needed
+from tutti_engine.store.space import SpaceSettings
 from tutti_engine.testing.churn import run
 from tutti_engine.testing.small_server import SmallServer
 
@@ -324,7 +324,7 @@ PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from pathlib import Path
-from tutti_engine import store_layout
+from tutti_engine.store import layout as store_layout
 store_layout.MIN_FILE_BYTES = 1
 from tutti_engine.testing.small_server import SmallServer
 from tutti_engine import Geometry

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.catalogue import CATALOGUE_NAME, read_counters, resident_chunks
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, read_counters, resident_chunks
 from tutti_engine.errors import StoreBusyError
 from tutti_engine.testing.window import HostWindow
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tutti_engine import catalogue_file
-from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
-from tutti_engine.catalogue_connection import DamagedError
-from tutti_engine.catalogue_file import CHECKED_PAGES
-from tutti_engine.catalogue_scrub import Scrub
+from tutti_engine.catalogue import file as catalogue_file
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Catalogue, Record
+from tutti_engine.catalogue.connection import DamagedError
+from tutti_engine.catalogue.file import CHECKED_PAGES
+from tutti_engine.catalogue.scrub import Scrub
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"test": "damage"})

@@ -15,11 +15,11 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 
 from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.errors import RootError, TuttiError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 from tutti_engine.testing.window import HostWindow
 
 pytestmark = pytest.mark.root

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from tutti_engine.catalogue import CATALOGUE_NAME, Record
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Record
+from tutti_engine.catalogue.slot_table import SLOT_TABLE_NAME
 from tutti_engine.errors import GeometryError, RootError, TuttiError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.slot_table import SLOT_TABLE_NAME
-from tutti_engine.store_share import other_stores
-from tutti_engine.store_view import LocalStoreView
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.share import other_stores
+from tutti_engine.store.view import LocalStoreView
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"model": "hostile"})
@@ -67,9 +67,9 @@ import sys
 from pathlib import Path
 from tutti_engine.errors import TuttiError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore
+from tutti_engine.store.local_store import LocalStore
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_view import LocalStoreView
+from tutti_engine.store.view import LocalStoreView
 geometry = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 roots, namespace = [Path(sys.argv[1])], Namespace({"model": "hostile"})
 for view in (True, False):

@@ -16,9 +16,9 @@ import tutti_runtime
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.errors import RootError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.local_store import LocalStore, bytes_needed
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 

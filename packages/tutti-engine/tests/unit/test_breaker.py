@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from tutti_engine.breaker import Breaker
+from tutti_engine.planning.breaker import Breaker
 
 
 class Clock:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time under way counts once, however much is under way."""
 
-from tutti_engine.busy_time import BusyTime
+from tutti_engine.execution.busy_time import BusyTime
 
 
 class Clock:

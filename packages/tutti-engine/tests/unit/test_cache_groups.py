@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tutti_engine import ChunkKey, Geometry, GeometryError, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.geometry import CacheGroup
 from tutti_engine.movers.plain import PlainMover, checksum
 from tutti_engine.plan import SKIP_BLOCK
-from tutti_engine.planner import Planner
-from tutti_engine.prefix_hits import longest_hit
+from tutti_engine.planning.planner import Planner
+from tutti_engine.planning.prefix_hits import longest_hit
 
 FULL = CacheGroup((0, 2), block_tokens=16, page_bytes=512)
 WINDOW = CacheGroup((1, 3), block_tokens=32, page_bytes=1000, window=40)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tutti_engine import catalogue_file
-from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
+from tutti_engine.catalogue import file as catalogue_file
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
 from tutti_engine.errors import CatalogueError
 
 FACTS = {"ranks": 1, "num_layers": 2}
@@ -329,7 +329,7 @@ def test_other_processes_read_beside_the_owner_and_after_it(catalogue: Catalogue
     catalogue.add("hits", 3)
     assert catalogue.flush(10)
     script = (
-        "import sys; from tutti_engine.catalogue import *;"
+        "import sys; from tutti_engine.catalogue.catalogue import *;"
         "print(resident_chunks(sys.argv[1]), read_counters(sys.argv[1]))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

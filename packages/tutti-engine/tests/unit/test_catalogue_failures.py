@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tutti_engine import catalogue_connection, catalogue_file, catalogue_queue
-from tutti_engine import catalogue_writer as module
-from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
-from tutti_engine.catalogue_reading import reading
+from tutti_engine.catalogue import connection as catalogue_connection
+from tutti_engine.catalogue import file as catalogue_file
+from tutti_engine.catalogue import queue as catalogue_queue
+from tutti_engine.catalogue import writer as module
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Catalogue, Record, read_counters, resident_chunks
+from tutti_engine.catalogue.reading import reading
 from tutti_engine.errors import CatalogueError
 
 FACTS = {"ranks": 1, "num_layers": 2}

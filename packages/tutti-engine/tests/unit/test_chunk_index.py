@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tutti_engine.chunk_index import ChunkIndex, Entry
+from tutti_engine.planning.chunk_index import ChunkIndex, Entry
 from tutti_engine.policies.settings import EVICTIONS
 
 KEYS = [bytes([n]) for n in range(12)]

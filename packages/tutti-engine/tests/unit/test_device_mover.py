@@ -10,7 +10,7 @@ import pytest
 
 from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan
 from tutti_engine.backends.memory import MemoryBackend
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.mover import BackgroundMover
 
 pytestmark = pytest.mark.gpu

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import time
 
-from tutti_engine.lane import Lane
+from tutti_engine.execution.lane import Lane
 
 
 def test_tasks_run_in_order_and_one_that_raises_costs_no_other_its_turn():

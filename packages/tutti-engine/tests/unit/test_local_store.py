@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti_engine import local_store
-from tutti_engine.catalogue import CATALOGUE_NAME, Record
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Record
 from tutti_engine.errors import GeometryError, RootError, StoreBusyError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed, chunks_that_fit
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store import local_store
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.local_store import LocalStore, bytes_needed, chunks_that_fit
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"model": "../../etc/passwd"})
@@ -481,7 +481,7 @@ def test_planning_side_needs_neither_numpy_nor_the_runtime() -> None:
     script = """
 import sys
 sys.modules["numpy"] = sys.modules["tutti_runtime"] = None
-import tutti_engine.local_store
+import tutti_engine.store.local_store
 try:
     import tutti_engine.backends.local
 except ImportError as error:

@@ -14,7 +14,7 @@ from tutti_engine.backends import mooncake_client
 from tutti_engine.backends.mooncake import Turns
 from tutti_engine.backends.mooncake_client import Attempt, MooncakeOptions, connect, errno_of
 from tutti_engine.errors import BackendError
-from tutti_engine.shared_kinds import check_shared_options, make_shared_store
+from tutti_engine.shared.kinds import check_shared_options, make_shared_store
 
 
 @pytest.fixture(autouse=True)

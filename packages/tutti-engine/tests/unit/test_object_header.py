@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti_engine.object_header import (
+from tutti_engine.shared.object_header import (
     HeaderError,
     ObjectHeader,
     ObjectNames,

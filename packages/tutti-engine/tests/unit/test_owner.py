@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tutti_engine.errors import RootError, StoreBusyError
-from tutti_engine.owner import LOCK_NAME, OwnerLock
+from tutti_engine.store.owner import LOCK_NAME, OwnerLock
 
 HOLD = """
 import sys
-from tutti_engine.owner import OwnerLock
+from tutti_engine.store.owner import OwnerLock
 lock = OwnerLock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

@@ -17,7 +17,7 @@ import torch
 from tutti_engine import ExecutionSettings, Geometry
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.errors import DeviceError
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers import device
 from tutti_engine.testing.window import HostWindow
 
@@ -103,7 +103,7 @@ def test_an_executor_without_threads_leaves_nothing_pinned(cuda, mover, monkeypa
     def none(*args, **options):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("tutti_engine.executor.StorePipeline", none)
+    monkeypatch.setattr("tutti_engine.execution.executor.StorePipeline", none)
     before = set(threading.enumerate())
     for _ in range(2):
         with pytest.raises(RuntimeError, match="thread"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tutti_engine import SKIP_BLOCK, ChunkTransfer, LoadPlan, StorePlan
 from tutti_engine.block_rows import BlockRows, ChunkBlocks, named_blocks, pick
-from tutti_engine.slot_runs import SlotRuns
+from tutti_engine.catalogue.slot_runs import SlotRuns
 from tutti_engine.transfers import SumRows, Transfers
 
 BLOCKS = st.integers(-1, 1 << 40)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti_engine.errors import GeometryError
-from tutti_engine.ring_window import RingWindow, SlotBank
+from tutti_engine.execution.ring_window import RingWindow, SlotBank
 
 
 def test_window_is_aligned_and_its_slots_are_its_memory():

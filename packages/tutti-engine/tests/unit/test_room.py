@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 
 from tutti_engine import Geometry, StoreResult
-from tutti_engine.planner import Planner
-from tutti_engine.upkeep import Upkeep
+from tutti_engine.planning.planner import Planner
+from tutti_engine.planning.upkeep import Upkeep
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 SUM = b"s" * 16

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tutti_engine import catalogue_mirror
-from tutti_engine.catalogue import CATALOGUE_NAME, Catalogue, Record
-from tutti_engine.catalogue_ahead import Ahead
-from tutti_engine.catalogue_residents import Residents
-from tutti_engine.slot_table import SLOT_TABLE_NAME, SlotTable, table_bytes
+from tutti_engine.catalogue import mirror as catalogue_mirror
+from tutti_engine.catalogue.ahead import Ahead
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Catalogue, Record
+from tutti_engine.catalogue.residents import Residents
+from tutti_engine.catalogue.slot_table import SLOT_TABLE_NAME, SlotTable, table_bytes
 
 SLOTS = 24
 RANKS = 2

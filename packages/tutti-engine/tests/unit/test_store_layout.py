@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti_engine.errors import GeometryError
-from tutti_engine.store_layout import (
+from tutti_engine.store.layout import (
     MAX_FILES_PER_ROOT,
     MIN_FILE_BYTES,
     StoreLayout,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tutti_engine import store_admin, store_share
-from tutti_engine.catalogue import CATALOGUE_NAME, Record
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Record
 from tutti_engine.errors import GeometryError, RootError, StoreBusyError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_share import opening_turn, other_stores
+from tutti_engine.store import admin as store_admin
+from tutti_engine.store import share as store_share
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.share import opening_turn, other_stores
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 SUMS = (b"s" * 16,)

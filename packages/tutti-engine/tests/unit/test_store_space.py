@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tutti_engine.errors import GeometryError
-from tutti_engine.store_layout import StoreLayout
-from tutti_engine.store_slots import SlotFiles, is_written, opened
-from tutti_engine.store_space import HEALED_CHUNKS, SpaceKeeper, SpaceSettings
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.slots import SlotFiles, is_written, opened
+from tutti_engine.store.space import HEALED_CHUNKS, SpaceKeeper, SpaceSettings
 
 CHUNK = 64 * 1024
 RANKS = 2
@@ -211,7 +211,7 @@ def test_a_disk_that_refuses_blocks_stops_the_making_until_it_gives_some(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tutti_engine.store_slots.os.posix_fallocate", refuse)
+        patch.setattr("tutti_engine.store.slots.os.posix_fallocate", refuse)
         keeper = keep(layout_in(tmp_path / "a"), prepare="fallocate")
         wait_until(lambda: "cannot be made" in caplog.text)
         assert keeper.ready(3) == []

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tutti_engine import ChunkTransfer, StorePlan
 from tutti_engine.columns import unpack_words
-from tutti_engine.ring_window import SlotBank
-from tutti_engine.transfer import StoreJob
-from tutti_engine.wave_keeper import WaveKeeper
-from tutti_engine.waves import Wave
+from tutti_engine.execution.ring_window import SlotBank
+from tutti_engine.execution.transfer import StoreJob
+from tutti_engine.execution.wave_keeper import WaveKeeper
+from tutti_engine.execution.waves import Wave
 
 
 class Handle:

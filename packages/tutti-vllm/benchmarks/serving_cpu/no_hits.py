@@ -65,7 +65,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 file=sys.stderr,
                 flush=True,
             )
-    from tutti_engine.catalogue import read_counters
+    from tutti_engine.catalogue.catalogue import read_counters
 
     (store,) = {each.parent for each in (folder / "cache").glob("*/namespace.json")}
     return {

@@ -25,8 +25,8 @@ from nothing_connector import NothingConnector
 
 import tutti_runtime
 from tutti_engine.backends import local
-from tutti_engine.load_pipeline import LoadPipeline
-from tutti_engine.store_pipeline import StorePipeline
+from tutti_engine.execution.load_pipeline import LoadPipeline
+from tutti_engine.execution.store_pipeline import StorePipeline
 from tutti_vllm import worker
 from tutti_vllm.connector_v1 import TuttiConnectorV1
 

@@ -132,7 +132,7 @@ class TuttiConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Return this process's totals (see ``SchedulerSide.counters``); empty on a worker's side.
 
         The planner's, summed over the store's life, are in its catalogue:
-        ``tutti_engine.catalogue.read_counters``.
+        ``tutti_engine.catalogue.catalogue.read_counters``.
         """
         return {} if self._scheduler is None else self._scheduler.counters()
 

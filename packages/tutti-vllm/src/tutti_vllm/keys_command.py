@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tutti_engine.catalogue_reading import reading
+from tutti_engine.catalogue.reading import reading
 from tutti_engine.cli.answers import JsonOption, NamespaceOption, RootsArgument, one_line_errors, print_json
 from tutti_engine.cli.warm import read_lines
-from tutti_engine.store_facts import choose, find_stores
+from tutti_engine.store.facts import choose, find_stores
 from tutti_engine.warming import read_prompts
 from tutti_vllm.prompt_keys import HashFacts, keys_of, token_ids
 

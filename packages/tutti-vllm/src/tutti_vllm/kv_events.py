@@ -16,7 +16,7 @@ from vllm.distributed import kv_events as vllm_events
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from tutti_engine import ChunkKey, LoadPlan, StorePlan
-from tutti_engine.planner import Planner
+from tutti_engine.planning.planner import Planner
 from tutti_vllm.compat import optional
 
 __all__ = ["MEDIUM", "OWNER", "KVEvents", "are_enabled"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from tutti_engine import LoadPlan, TuttiEngine
-from tutti_engine.transfer import Transfer
+from tutti_engine.execution.transfer import Transfer
 
 __all__ = ["LayerLoads"]
 

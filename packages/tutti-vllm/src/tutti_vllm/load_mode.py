@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tutti_engine.break_even import BreakEven
 from tutti_engine.counters import Counters
+from tutti_engine.planning.break_even import BreakEven
 
 __all__ = ["LOAD_MODES", "Choice", "LoadChooser", "LoadRules", "why_not_layerwise"]
 

@@ -11,8 +11,8 @@ from itertools import chain
 
 from tutti_engine import LoadPlan, StorePlan
 from tutti_engine.block_rows import named_blocks
-from tutti_engine.executor import Result
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.execution.executor import Result
+from tutti_engine.store.layout import StoreLayout
 
 __all__ = ["RequestLoad", "StepOrders", "StepReport"]
 

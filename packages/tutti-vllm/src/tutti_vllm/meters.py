@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tutti_engine import LoadResult, StoreResult, TuttiEngine
 from tutti_engine.counters import Counters
-from tutti_engine.executor import Executor, Result
-from tutti_engine.ring_window import SlotBank
+from tutti_engine.execution.executor import Executor, Result
+from tutti_engine.execution.ring_window import SlotBank
 from tutti_vllm.payload import Deltas, Payload, make_payload
 
 __all__ = ["ERROR_KINDS", "SchedulerMeter", "WorkerMeter"]

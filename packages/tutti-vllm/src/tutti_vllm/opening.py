@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 
 from tutti_engine import ExecutionSettings, Mover, TuttiEngine, TuttiError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore
 from tutti_engine.mover import BackgroundMover
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_follow import ViewFollower
-from tutti_engine.store_layout import StoreLayout
-from tutti_engine.store_roots import prepare_directory
-from tutti_engine.store_space import SpaceSettings
-from tutti_engine.store_view import LocalStoreView
-from tutti_engine.upkeep import Upkeep
+from tutti_engine.planning.upkeep import Upkeep
+from tutti_engine.store.follow import ViewFollower
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.local_store import LocalStore
+from tutti_engine.store.roots import prepare_directory
+from tutti_engine.store.space import SpaceSettings
+from tutti_engine.store.view import LocalStoreView
 from tutti_vllm import ranges
 from tutti_vllm.cache_groups import check_groups, layer_names, loses_whole_requests
 from tutti_vllm.compat import check_vllm, untested

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult, TuttiEngine
 from tutti_engine.block_rows import ChunkBlocks, cut
-from tutti_engine.executor import Result
-from tutti_engine.shared_tier import is_shared_plan
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.execution.executor import Result
+from tutti_engine.shared.tier import is_shared_plan
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.adapters import Adapter, Adapters
 from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable
 from tutti_vllm.calm_steps import CalmSteps

@@ -7,13 +7,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tutti_engine import ExecutionSettings, Geometry, TuttiEngine
-from tutti_engine.connecting_store import ConnectingStore
 from tutti_engine.namespace import Namespace
-from tutti_engine.object_header import ObjectNames
-from tutti_engine.shared_backend import SharedBackend
-from tutti_engine.shared_kinds import make_shared_store
-from tutti_engine.shared_lookup import LookupSettings
-from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+from tutti_engine.shared.backend import SharedBackend
+from tutti_engine.shared.connecting_store import ConnectingStore
+from tutti_engine.shared.kinds import make_shared_store
+from tutti_engine.shared.lookup import LookupSettings
+from tutti_engine.shared.object_header import ObjectNames
+from tutti_engine.shared.tier import SharedTier, SharedTierSettings
 from tutti_vllm.identity import config_digest
 from tutti_vllm.shared_scheduler import SharedRules, SharedSide
 from tutti_vllm.shared_settings import SharedSettings

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from tutti_engine import ChunkKey, LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.counters import Counters
-from tutti_engine.executor import Result
-from tutti_engine.shared_tier import SharedTier
+from tutti_engine.execution.executor import Result
+from tutti_engine.shared.tier import SharedTier
 from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tutti_engine.errors import BackendError
-from tutti_engine.shared_kinds import check_shared_options
-from tutti_engine.shared_tier import WRITE_POLICIES
+from tutti_engine.shared.kinds import check_shared_options
+from tutti_engine.shared.tier import WRITE_POLICIES
 
 __all__ = ["SharedSettings"]
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from tutti_engine import ExecutionSettings, LoadPlan, LoadResult, Mover, StorePlan, TuttiEngine
-from tutti_engine.executor import Result
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.execution.executor import Result
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.meters import WorkerMeter
 from tutti_vllm.payload import Payload
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tutti_engine import LoadPlan, LoadResult, StorePlan, StoreResult
-from tutti_engine.executor import Result
+from tutti_engine.execution.executor import Result
 from tutti_engine.severity import worse
-from tutti_engine.shared_tier import is_shared_plan
+from tutti_engine.shared.tier import is_shared_plan
 from tutti_vllm.meters import ERROR_KINDS
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tutti_engine import (
     StoreResult,
     TuttiEngine,
 )
-from tutti_engine.executor import Result
-from tutti_engine.shared_tier import is_shared_plan
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.execution.executor import Result
+from tutti_engine.shared.tier import is_shared_plan
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.meters import WorkerMeter

@@ -19,7 +19,7 @@ import pytest
 from tutti_engine import ExecutionSettings, Geometry, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.fakes import DelayedBackend, FixedHandle
 
 LAYERS = 2
@@ -397,8 +397,8 @@ class Shared:
         return MemorySharedStore(self.pool, self.faults, threads=2)
 
     def scheduler(self):
-        from tutti_engine.shared_lookup import LookupSettings
-        from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+        from tutti_engine.shared.lookup import LookupSettings
+        from tutti_engine.shared.tier import SharedTier, SharedTierSettings
         from tutti_vllm.shared_scheduler import SharedRules, SharedSide
 
         lookup = LookupSettings(hit_seconds=self.hit_seconds, miss_seconds=0.01, call_seconds=0.5)
@@ -411,8 +411,8 @@ class Shared:
         return SharedSide(tier, SharedRules(**self.rules))
 
     def worker(self, rank):
-        from tutti_engine.object_header import ObjectNames
-        from tutti_engine.shared_backend import SharedBackend
+        from tutti_engine.shared.backend import SharedBackend
+        from tutti_engine.shared.object_header import ObjectNames
         from tutti_vllm.shared_worker import SharedWorker
 
         def open_engine(layout, namespace):

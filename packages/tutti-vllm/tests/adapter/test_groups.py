@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from tutti_engine import SKIP_BLOCK, Geometry
-from tutti_engine.prefix_hits import longest_hit
+from tutti_engine.planning.prefix_hits import longest_hit
 from tutti_vllm.block_tables import NULL_BLOCK, LoadTable
 from tutti_vllm.cache_groups import read_groups
 

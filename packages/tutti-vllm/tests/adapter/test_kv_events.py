@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_vllm.kv_events import KVEvents, are_enabled
 from tutti_vllm.messages import StepReport
 from tutti_vllm.scheduler import SchedulerSide

@@ -138,7 +138,7 @@ def test_after_restart_lets_every_system_start_first(load, engines, monkeypatch,
 
 def test_no_hits_compares_engines_that_run_side_by_side(load, engines, monkeypatch, tmp_path, capsys):
     module = load("no_hits")
-    monkeypatch.setattr("tutti_engine.catalogue.read_counters", lambda store: {"store_chunks": 1})
+    monkeypatch.setattr("tutti_engine.catalogue.catalogue.read_counters", lambda store: {"store_chunks": 1})
     monkeypatch.setattr(
         sys, "argv", ["no_hits", "--rounds", "2", "--prompt", "64", "--folder", str(tmp_path)]
     )

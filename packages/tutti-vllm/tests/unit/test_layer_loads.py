@@ -10,7 +10,7 @@ import pytest
 from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.fakes import DelayedBackend, FailingBackend
 from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tutti_engine.break_even import BreakEven
+from tutti_engine.planning.break_even import BreakEven
 from tutti_vllm.load_mode import FORGET_SECONDS, LoadChooser, LoadRules, why_not_layerwise
 from tutti_vllm.prefill_times import PrefillTimes
 

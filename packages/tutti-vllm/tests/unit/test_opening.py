@@ -6,10 +6,10 @@ import pytest
 
 from tutti_engine import Geometry
 from tutti_engine.errors import RootError
-from tutti_engine.local_store import LocalStore
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_view import LocalStoreView
+from tutti_engine.store.local_store import LocalStore
+from tutti_engine.store.view import LocalStoreView
 from tutti_engine.testing.device import SimulatedDeviceMover
 from tutti_vllm import opening
 from tutti_vllm.load_mode import LoadRules

@@ -9,7 +9,7 @@ import pytest
 from tutti_engine import ChunkTransfer, Geometry, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm import ranges
 from tutti_vllm.messages import StepOrders
 from tutti_vllm.worker import WorkerSide

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.messages import StepReport
 from tutti_vllm.scheduler import SchedulerSide
 

@@ -10,9 +10,9 @@ import pytest
 from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.object_header import ObjectNames
-from tutti_engine.shared_backend import SharedBackend
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.shared.backend import SharedBackend
+from tutti_engine.shared.object_header import ObjectNames
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.shared_stores import Faults, MemoryPool, MemorySharedStore
 from tutti_vllm.messages import RequestLoad, StepOrders
 from tutti_vllm.shared_worker import SharedWorker

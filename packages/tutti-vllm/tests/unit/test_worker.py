@@ -9,7 +9,7 @@ import pytest
 from tutti_engine import SKIP_BLOCK, ChunkTransfer, Geometry, LoadPlan, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.fakes import DelayedBackend
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
 from tutti_vllm.worker import REST_SECONDS, WorkerSide, leave_pages_here

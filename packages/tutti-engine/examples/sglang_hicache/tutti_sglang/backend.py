@@ -22,11 +22,11 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from tutti_engine import ChunkKey, ExecutionSettings, TuttiEngine, TuttiError
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.local_store import LocalStore
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_follow import ViewFollower
-from tutti_engine.store_view import LocalStoreView
-from tutti_engine.upkeep import Upkeep
+from tutti_engine.planning.upkeep import Upkeep
+from tutti_engine.store.follow import ViewFollower
+from tutti_engine.store.local_store import LocalStore
+from tutti_engine.store.view import LocalStoreView
 from tutti_sglang.host_pool import PageParts, PoolMover, describe_pool, geometry_of
 
 __all__ = ["TuttiHiCache"]

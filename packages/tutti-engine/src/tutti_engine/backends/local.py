@@ -17,9 +17,9 @@ from tutti_engine.backends.local_files import check_store, file_uri, is_memory, 
 from tutti_engine.backends.local_progress import Progress
 from tutti_engine.backends.local_transfer import Requests, Segments, Transfer
 from tutti_engine.errors import RootError
-from tutti_engine.execution_settings import MAX_SECONDS
+from tutti_engine.execution.settings import MAX_SECONDS
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 
 try:
     import numpy as np

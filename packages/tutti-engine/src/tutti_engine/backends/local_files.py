@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tutti_engine.errors import RootError
-from tutti_engine.store_layout import StoreLayout
-from tutti_engine.store_roots import read_store_id, refuse, sync_directory
+from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.roots import read_store_id, refuse, sync_directory
 
 __all__ = ["check_store", "file_uri", "is_memory", "prepare_files"]
 

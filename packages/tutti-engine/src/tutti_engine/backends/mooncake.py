@@ -18,7 +18,7 @@ from typing import Any
 
 from tutti_engine.backend import StagingWindow
 from tutti_engine.backends.mooncake_client import CALLS, Calls, MooncakeOptions, connect, errno_of, load
-from tutti_engine.blocking_store import BlockingStore
+from tutti_engine.shared.blocking_store import BlockingStore
 
 __all__ = ["MooncakeStore"]
 

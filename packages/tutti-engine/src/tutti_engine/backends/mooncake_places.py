@@ -10,8 +10,8 @@ from typing import Any
 from tutti_engine.backend import SegmentBatch, StagingWindow
 from tutti_engine.backends.mooncake import MooncakeStore, Pieces, _parts
 from tutti_engine.backends.mooncake_client import errno_of
-from tutti_engine.blocking_store import BatchHandle
-from tutti_engine.shared_store import ObjectBatch
+from tutti_engine.shared.blocking_store import BatchHandle
+from tutti_engine.shared.store import ObjectBatch
 
 __all__ = ["MooncakeBackend"]
 

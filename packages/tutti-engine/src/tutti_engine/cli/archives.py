@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tutti_engine.catalogue_file import MAX_KEY_BYTES
+from tutti_engine.catalogue.file import MAX_KEY_BYTES
 from tutti_engine.cli.answers import (
     Exit,
     JsonOption,
@@ -34,10 +34,10 @@ from tutti_engine.cli.answers import (
 from tutti_engine.cli.verify import formula_of
 from tutti_engine.errors import ArchiveError, TuttiError
 from tutti_engine.movers.formulas import Checksum, find_checksum
-from tutti_engine.store_archive import ArchiveHeader, ArchiveReader
-from tutti_engine.store_export import ExportReport, export, select
-from tutti_engine.store_facts import StoreFacts, choose, find_stores
-from tutti_engine.store_import import (
+from tutti_engine.store.archive import ArchiveHeader, ArchiveReader
+from tutti_engine.store.exporting import ExportReport, export, select
+from tutti_engine.store.facts import StoreFacts, choose, find_stores
+from tutti_engine.store.importing import (
     ImportReport,
     capacity_of,
     check_fits,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tutti_engine.cli.answers import Exit, JsonOption, as_bytes, console, one_line_errors, plain, print_json
 from tutti_engine.cli.model_shape import EXAMPLE, ShapeOption, bytes_per_token
-from tutti_engine.store_rates import DATA_PATHS, Rates, Shape, measure
+from tutti_engine.store.rates import DATA_PATHS, Rates, Shape, measure
 
 __all__ = ["bench"]
 

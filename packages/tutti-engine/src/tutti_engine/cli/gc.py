@@ -22,8 +22,8 @@ from tutti_engine.cli.answers import (
     plain,
     print_json,
 )
-from tutti_engine.store_collect import remove, why_kept
-from tutti_engine.store_facts import StoreFacts, choose, find_stores
+from tutti_engine.store.collect import remove, why_kept
+from tutti_engine.store.facts import StoreFacts, choose, find_stores
 
 __all__ = ["gc"]
 

@@ -19,8 +19,8 @@ from tutti_engine.cli.answers import (
     plain,
     print_json,
 )
-from tutti_engine.owner import Owner
-from tutti_engine.store_facts import AGES, StoreFacts, StoreUse, choose, find_stores, read_use
+from tutti_engine.store.facts import AGES, StoreFacts, StoreUse, choose, find_stores, read_use
+from tutti_engine.store.owner import Owner
 
 __all__ = ["as_owner", "list_stores", "stat"]
 

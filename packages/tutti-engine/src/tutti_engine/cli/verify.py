@@ -23,9 +23,9 @@ from tutti_engine.cli.answers import (
 )
 from tutti_engine.errors import CatalogueError
 from tutti_engine.movers.formulas import Checksum, find_checksum
-from tutti_engine.store_facts import StoreFacts, choose, find_stores
-from tutti_engine.store_verify import Damage, Report, chosen_slots, drop, owning
-from tutti_engine.store_verify import verify as verify_store
+from tutti_engine.store.facts import StoreFacts, choose, find_stores
+from tutti_engine.store.verify import Damage, Report, chosen_slots, drop, owning
+from tutti_engine.store.verify import verify as verify_store
 
 __all__ = ["verify"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tutti_engine.doctor.findings import Finding, fail, note, ok, warn
-from tutti_engine.store_layout import MAX_FILES_PER_ROOT
+from tutti_engine.store.layout import MAX_FILES_PER_ROOT
 
 __all__ = ["descriptors", "examine_machine", "io_uring", "memory_lock", "probe_io_uring"]
 

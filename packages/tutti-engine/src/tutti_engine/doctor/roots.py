@@ -14,8 +14,8 @@ from pathlib import Path
 from tutti_engine.doctor.findings import Finding, fail, note, ok, warn
 from tutti_engine.doctor.mounts import Mount, drive_node, find_mount, gpu_nodes
 from tutti_engine.errors import RootError
-from tutti_engine.store_roots import absolute_roots, probe_writing
-from tutti_engine.store_share import other_stores
+from tutti_engine.store.roots import absolute_roots, probe_writing
+from tutti_engine.store.share import other_stores
 
 __all__ = ["direct_io", "examine_root", "file_system", "numa", "room"]
 

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tutti_engine.catalogue.slot_runs import SlotRuns
 from tutti_engine.policies.slot_lists import SlotLists
-from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["NO_USE", "EvictionPolicy", "SlotColumns", "Use", "push_by_use"]
 

@@ -12,11 +12,11 @@ from collections.abc import Container, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 
+from tutti_engine.catalogue.slot_runs import SlotRuns
 from tutti_engine.policies.ages import bucket_of
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
 from tutti_engine.policies.reuse import NUM_MARKS, ReuseHistory, own_mark, shared_mark, turn_of
 from tutti_engine.policies.slot_lists import SlotLists
-from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["HitDensity"]
 

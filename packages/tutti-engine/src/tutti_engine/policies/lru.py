@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from tutti_engine.catalogue.slot_runs import SlotRuns
 from tutti_engine.policies.eviction import EvictionPolicy, SlotColumns, push_by_use
 from tutti_engine.policies.slot_lists import SlotLists
-from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["Lru"]
 

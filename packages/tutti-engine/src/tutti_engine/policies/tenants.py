@@ -7,9 +7,9 @@ import hashlib
 from array import array
 from collections.abc import Container, Iterator
 
+from tutti_engine.catalogue.slot_runs import SlotRuns
 from tutti_engine.policies.eviction import SlotColumns, push_by_use
 from tutti_engine.policies.slot_lists import SlotLists
-from tutti_engine.slot_runs import SlotRuns
 
 __all__ = ["NUM_TAGS", "Tenants", "tenant_tag"]
 

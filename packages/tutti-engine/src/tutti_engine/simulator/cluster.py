@@ -15,7 +15,7 @@ from zlib import crc32
 
 from tutti_engine.geometry import Geometry
 from tutti_engine.plan import ChunkKey
-from tutti_engine.planner import Planner
+from tutti_engine.planning.planner import Planner
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.simulator.replay import (
     BYTES_PER_TOKEN,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tutti_engine.geometry import Geometry
 from tutti_engine.plan import ChunkKey, LoadResult, StoreResult
-from tutti_engine.planner import Planner
+from tutti_engine.planning.planner import Planner
 from tutti_engine.policies.settings import PolicySettings
 from tutti_engine.simulator.trace import BLOCK_TOKENS, Request, unique_blocks
 

@@ -35,13 +35,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tutti_engine import catalogue_mirror, catalogue_writer
 from tutti_engine.backend import SegmentBatch
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue import mirror as catalogue_mirror
+from tutti_engine.catalogue import writer as catalogue_writer
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_roots import absolute_roots
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.roots import absolute_roots
 from tutti_engine.testing.window import HostWindow
 
 __all__ = ["build_shim", "run"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from tutti_engine.backend import StagingWindow
+from tutti_engine.execution.lane import Lane
 from tutti_engine.geometry import Geometry
-from tutti_engine.lane import Lane
 from tutti_engine.mover import Mover
 from tutti_engine.movers.plain import PlainMover
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tutti_engine.shared_store import ObjectBatch, ObjectHandle, SharedStore
+from tutti_engine.shared.store import ObjectBatch, ObjectHandle, SharedStore
 from tutti_engine.testing.window import POISON, HostWindow
 
 __all__ = ["SharedBench", "SharedStoreConformance"]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tutti_engine.blocking_store import BlockingStore
+from tutti_engine.shared.blocking_store import BlockingStore
 
 __all__ = ["DirectoryStore", "Faults", "MemoryPool", "MemorySharedStore"]
 

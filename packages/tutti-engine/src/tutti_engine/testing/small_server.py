@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from tutti_engine import Geometry, TuttiEngine
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.local_store import LocalStore
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.namespace import Namespace
 from tutti_engine.plan import ChunkKey
+from tutti_engine.store.local_store import LocalStore
 
 __all__ = ["NAMESPACE", "SmallServer"]
 

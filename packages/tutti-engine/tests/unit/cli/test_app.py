@@ -39,6 +39,6 @@ def test_importing_the_package_needs_none_of_the_command_lines_libraries():
 
     code = (
         "import sys; sys.modules.update(typer=None, rich=None)\n"
-        "import tutti_engine, tutti_engine.doctor, tutti_engine.store_verify, tutti_engine.store_collect\n"
+        "import tutti_engine, tutti_engine.doctor, tutti_engine.store.verify, tutti_engine.store.collect\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,16 +22,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
-from tutti_engine import CacheGroup, Geometry, store_export, store_import
+from tutti_engine import CacheGroup, Geometry
 from tutti_engine.backends.local_files import prepare_files
-from tutti_engine.catalogue import CATALOGUE_NAME, Record
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Record
 from tutti_engine.errors import ArchiveError
-from tutti_engine.local_store import LocalStore, bytes_needed
 from tutti_engine.movers.plain import checksum
 from tutti_engine.namespace import Namespace
-from tutti_engine.store_archive import PREFIX, ArchiveHeader, ArchiveReader
-from tutti_engine.store_layout import MAX_FILES_PER_ROOT, MIN_FILE_BYTES
-from tutti_engine.store_share import other_stores
+from tutti_engine.store import exporting as store_export
+from tutti_engine.store import importing as store_import
+from tutti_engine.store.archive import PREFIX, ArchiveHeader, ArchiveReader
+from tutti_engine.store.layout import MAX_FILES_PER_ROOT, MIN_FILE_BYTES
+from tutti_engine.store.local_store import LocalStore, bytes_needed
+from tutti_engine.store.share import other_stores
 from tutti_engine.testing.small_server import NAMESPACE, SmallServer
 
 CAPACITY = 16 << 20
@@ -312,7 +314,7 @@ def test_what_was_not_made_durable_is_not_in_the_store(tutti, archive, tmp_path,
 KILLED = """
 import os, sys
 from pathlib import Path
-from tutti_engine import store_import
+from tutti_engine.store import importing as store_import
 from tutti_engine.cli.app import app
 store_import.BATCH_CHUNKS = 2
 real, calls = os.fdatasync, []

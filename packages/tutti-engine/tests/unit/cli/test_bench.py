@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from tutti_engine import store_rates
+from tutti_engine.store import rates as store_rates
 
 SMALL = ("--mib", "2", "--layers", "4", "--segment-kib", "64", "--rounds", "2")
 

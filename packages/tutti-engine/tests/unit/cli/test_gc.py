@@ -11,16 +11,16 @@ import pytest
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
-from tutti_engine.catalogue import Record
+from tutti_engine.catalogue.catalogue import Record
 from tutti_engine.errors import RootError, StoreBusyError
 from tutti_engine.geometry import Geometry
-from tutti_engine.local_store import LocalStore
 from tutti_engine.namespace import Namespace
-from tutti_engine.readers import READERS_NAME, without_readers
-from tutti_engine.store_collect import remove, why_kept
-from tutti_engine.store_facts import find_stores
-from tutti_engine.store_share import other_stores, reclaim
-from tutti_engine.store_view import LocalStoreView
+from tutti_engine.store.collect import remove, why_kept
+from tutti_engine.store.facts import find_stores
+from tutti_engine.store.local_store import LocalStore
+from tutti_engine.store.readers import READERS_NAME, without_readers
+from tutti_engine.store.share import other_stores, reclaim
+from tutti_engine.store.view import LocalStoreView
 from tutti_engine.testing.small_server import NAMESPACE
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
@@ -93,7 +93,7 @@ def test_a_running_servers_store_stays_and_its_pid_is_named(tutti, tmp_path, own
 
 
 def test_a_server_that_starts_in_between_wins(tutti, root, monkeypatch):
-    from tutti_engine import store_collect
+    from tutti_engine.store import collect as store_collect
 
     def busy(other, *, unused_since):
         assert time.time() - unused_since == pytest.approx(30 * 86400, abs=3600)

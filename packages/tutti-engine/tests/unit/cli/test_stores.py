@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
-from tutti_engine.catalogue import CATALOGUE_NAME
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME
 from tutti_engine.namespace import Namespace
-from tutti_engine.owner import LOCK_NAME, OwnerLock
+from tutti_engine.store.owner import LOCK_NAME, OwnerLock
 from tutti_engine.testing.small_server import NAMESPACE
 
 
@@ -66,7 +66,7 @@ def test_stat_tells_capacity_ages_and_what_was_loaded(tutti, store, owning):
 
 
 def test_ages_are_counted_over_more_than_one_piece(tutti, store, monkeypatch):
-    from tutti_engine import store_facts
+    from tutti_engine.store import facts as store_facts
 
     monkeypatch.setattr(store_facts, "PIECE_SLOTS", 2)
     (facts,) = store_facts.find_stores([store])

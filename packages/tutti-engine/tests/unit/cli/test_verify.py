@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime")
 
-from tutti_engine import store_verify
-from tutti_engine.catalogue import CATALOGUE_NAME
+from tutti_engine.catalogue.catalogue import CATALOGUE_NAME
 from tutti_engine.geometry import Geometry
 from tutti_engine.movers.formulas import find_checksum
-from tutti_engine.store_facts import find_stores
+from tutti_engine.store import verify as store_verify
+from tutti_engine.store.facts import find_stores
 from tutti_engine.testing.small_server import NAMESPACE
 
 
@@ -182,7 +182,7 @@ def test_what_a_store_does_not_say_is_asked_for(tutti, store):
 
 def test_segments_that_were_never_stored_are_left_out_and_all_sizes_count(tmp_path):
     from tutti_engine.cache_group import CacheGroup
-    from tutti_engine.store_layout import StoreLayout
+    from tutti_engine.store.layout import StoreLayout
 
     geometry = Geometry.of_groups(
         [CacheGroup((0, 1), 16, 4000), CacheGroup((2,), 32, 5000)], blocks_per_chunk=1

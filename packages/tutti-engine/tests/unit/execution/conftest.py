@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan, StoreSettled
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.testing.window import POISON
 

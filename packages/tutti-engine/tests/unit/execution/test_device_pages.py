@@ -10,12 +10,12 @@ import pytest
 
 from tutti_engine import ChunkTransfer, ExecutionSettings, Geometry, LoadPlan, StorePlan
 from tutti_engine.counters import Counters
-from tutti_engine.deferred_copies import DeferredCopies
-from tutti_engine.executor import Executor
+from tutti_engine.execution.deferred_copies import DeferredCopies
+from tutti_engine.execution.executor import Executor
+from tutti_engine.execution.shares import Share
+from tutti_engine.execution.transfer import StoreJob
 from tutti_engine.mover import BackgroundMover
-from tutti_engine.shares import Share
 from tutti_engine.testing.device import SimulatedDeviceMover
-from tutti_engine.transfer import StoreJob
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=3000)
 BLOCKS = 40

@@ -7,7 +7,7 @@ import pytest
 
 from tutti_engine import Geometry
 from tutti_engine.backends.memory import MemoryBackend
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers.plain import PlainMover
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=3000)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from tutti_engine import ChunkKey, ExecutionSettings, Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_engine.breaker import Breaker
 from tutti_engine.movers.plain import PlainMover
+from tutti_engine.planning.breaker import Breaker
 from tutti_engine.testing.window import POISON
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=512)

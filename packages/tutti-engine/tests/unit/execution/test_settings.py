@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tutti_engine.execution_settings import ExecutionSettings
+from tutti_engine.execution.settings import ExecutionSettings
 
 
 @pytest.mark.parametrize("name", ["io_timeout", "store_stall"])

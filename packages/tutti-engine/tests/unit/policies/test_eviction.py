@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 
-from tutti_engine.chunk_index import ChunkIndex
-from tutti_engine.chunk_state import generation_of, order_of_use, states_of
+from tutti_engine.planning.chunk_index import ChunkIndex
+from tutti_engine.planning.chunk_state import generation_of, order_of_use, states_of
 from tutti_engine.policies.settings import EVICTIONS, PolicySettings
 from tutti_engine.simulator.replay import Replay, replay
 from tutti_engine.simulator.synthetic import make_trace
@@ -61,7 +61,7 @@ def test_s3fifo_trusts_a_chunk_that_came_back_soon():
 
 @pytest.mark.parametrize("policy", EVICTIONS)
 def test_what_was_stored_before_goes_in_order_of_use(policy):
-    from tutti_engine.checksum_table import ChecksumTable
+    from tutti_engine.catalogue.checksum_table import ChecksumTable
 
     index = ChunkIndex(range(4), policy=EVICTIONS[policy]())
     keys = [b"old", b"mid", b"new"]

@@ -4,7 +4,7 @@
 import pytest
 
 from tutti_engine import Geometry, LoadResult, PolicySettings, StoreResult
-from tutti_engine.planner import Planner
+from tutti_engine.planning.planner import Planner
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 SUM = b"s" * 16

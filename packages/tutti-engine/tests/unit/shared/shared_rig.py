@@ -4,12 +4,12 @@
 import time
 
 from tutti_engine import ExecutionSettings, Geometry
-from tutti_engine.executor import Executor
+from tutti_engine.execution.executor import Executor
 from tutti_engine.movers.plain import PlainMover
-from tutti_engine.object_header import ObjectNames
-from tutti_engine.shared_backend import SharedBackend
-from tutti_engine.shared_lookup import LookupSettings
-from tutti_engine.shared_tier import SharedTier, SharedTierSettings
+from tutti_engine.shared.backend import SharedBackend
+from tutti_engine.shared.lookup import LookupSettings
+from tutti_engine.shared.object_header import ObjectNames
+from tutti_engine.shared.tier import SharedTier, SharedTierSettings
 from tutti_engine.testing.shared_stores import Faults, MemorySharedStore
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tutti_engine.blocking_store import BlockingStore
+from tutti_engine.shared.blocking_store import BlockingStore
 from tutti_engine.testing.shared_conformance import SharedBench
 
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tutti_engine import connecting_store
-from tutti_engine.connecting_store import ConnectingStore, PendingRead
 from tutti_engine.errors import BackendError
-from tutti_engine.shared_store import ObjectBatch
+from tutti_engine.shared import connecting_store
+from tutti_engine.shared.connecting_store import ConnectingStore, PendingRead
+from tutti_engine.shared.store import ObjectBatch
 from tutti_engine.testing.shared_conformance import SharedBench, SharedStoreConformance
 from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
 from tutti_engine.testing.window import POISON

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti_engine.prompt_tree import PromptTree, shared_length, take_apart
+from tutti_engine.shared.prompt_tree import PromptTree, shared_length, take_apart
 
 MOST = 3
 

@@ -9,9 +9,9 @@ from shared_rig import GEOMETRY, Clock, keys_of
 
 from tutti_engine import Geometry
 from tutti_engine.cache_group import CacheGroup
-from tutti_engine.object_header import ObjectNames
-from tutti_engine.prompt_tree import PromptTree
-from tutti_engine.shared_lookup import LookupSettings, Seen, SharedLookup
+from tutti_engine.shared.lookup import LookupSettings, Seen, SharedLookup
+from tutti_engine.shared.object_header import ObjectNames
+from tutti_engine.shared.prompt_tree import PromptTree
 from tutti_engine.testing.shared_stores import Faults, MemoryPool, MemorySharedStore
 
 NAMES = ObjectNames("ab" * 16)

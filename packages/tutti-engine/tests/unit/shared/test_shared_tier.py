@@ -7,9 +7,9 @@ import time
 import pytest
 from shared_rig import GEOMETRY, Clock, keys_of
 
-from tutti_engine import shared_tier
-from tutti_engine.object_header import OBJECT_VERSION
-from tutti_engine.shared_tier import SharedTierSettings
+from tutti_engine.shared import tier as shared_tier
+from tutti_engine.shared.object_header import OBJECT_VERSION
+from tutti_engine.shared.tier import SharedTierSettings
 
 OTHER = "cd" * 16
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tutti_engine.verdicts import bound, keep
+from tutti_engine.shared.verdicts import bound, keep
 
 
 class Looked(dict):

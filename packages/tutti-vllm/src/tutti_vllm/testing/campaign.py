@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine import ExecutionSettings
-from tutti_engine.breaker import Breaker
-from tutti_engine.local_store import bytes_needed
+from tutti_engine.planning.breaker import Breaker
+from tutti_engine.store.local_store import bytes_needed
 from tutti_engine.testing.churn import occupied
 from tutti_vllm.testing.campaign_models import BLOCKS_PER_CHUNK, VOCABULARY, CampaignModel, model_of
 from tutti_vllm.testing.faults import FAULT_MIXES, FaultMix

@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from tutti_engine import ExecutionSettings, Geometry, Mover, TuttiEngine
 from tutti_engine.backends.local import LocalStoreBackend
-from tutti_engine.store_layout import StoreLayout
+from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.device import DeferringMover
 from tutti_vllm import opening
 from tutti_vllm.connector_v1 import TuttiConnectorV1
