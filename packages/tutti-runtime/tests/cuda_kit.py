@@ -16,10 +16,13 @@ from tutti_runtime import nvme_layers
 
 FAKES = Path(__file__).parent / "fakes"
 NOT_READY = 600
+INCLUDE = Path(__file__).parent.parent / "include"
 LIBRARIES = {"libcuda.so.1": "fake_cuda.cpp", "libcufile.so.0": "fake_cufile.cpp"}
+WITH_KERNELS = {"libcuda.so.1": "fake_kernels.cpp"}
+"""A driver that runs the library's kernels too, as threads."""
 
 
-def build(folder: Path, *names: str) -> Path:
+def build(folder: Path, *names: str, sources: dict[str, str] = LIBRARIES) -> Path:
     """Compile the named libraries into `folder`."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -27,7 +30,8 @@ def build(folder: Path, *names: str) -> Path:
     folder.mkdir(exist_ok=True)
     for name in names:
         command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{name}"]
-        subprocess.run([*command, "-o", str(folder / name), str(FAKES / LIBRARIES[name])], check=True)
+        command += ["-I", str(INCLUDE), "-o", str(folder / name), str(FAKES / sources[name])]
+        subprocess.run(command, check=True)
     return folder
 
 

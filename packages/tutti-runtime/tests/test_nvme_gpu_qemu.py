@@ -17,6 +17,7 @@ from gpu_kit import Driver, Gpu
 from numpy.typing import NDArray
 from nvme_lab.drives import Drive, FailAt, make_image
 from nvme_lab.machine import MIB, Machine, machine_of
+from nvme_lab.trace import IO_COMMAND
 from nvme_lab.windows import machine_window
 from runtime_kit import KIB, PAGE, Buffer, batch, request
 
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.gpu
 WINDOW = 8 * MIB
 DRIVE = 32 * MIB
 FOREVER = 60.0
+CPU_QUEUE = 1  # the drive's own is made before those of its teams
 MEDIA_ERROR = ("pci_nvme_err_req_status", "pci_nvme_err_aio")
 
 Memory = NDArray[np.uint8]
@@ -161,10 +163,14 @@ def test_batches_by_the_gpu_put_every_byte_in_its_place(
     tmp_path: Path, gpu: Gpu, window_of: Callable[[Machine], Memory], count: int, lba_bytes: int
 ) -> None:
     places, data = Places(count, 3), OnGpu(gpu, 4)
-    with machine_of(drives_of(tmp_path, count, lba_bytes=lba_bytes, mdts=5)) as machine:
+    with machine_of(drives_of(tmp_path, count, lba_bytes=lba_bytes, mdts=5), traced=IO_COMMAND) as machine:
         window = window_of(machine)
         runtime = tr.make_nvme_runtime(
-            controllers=specs(machine, gpu), device_executor="cuda", device=gpu.ordinal, queue_entries=16
+            controllers=specs(machine, gpu),
+            device_executor="cuda",
+            device=gpu.ordinal,
+            queue_entries=16,
+            command_timeout=20,  # a drive that waits for a busy machine loses no item to the CPU
         )
         assert runtime.caps()["device_execution"] is True
         memory = runtime.register_memory(
@@ -188,6 +194,8 @@ def test_batches_by_the_gpu_put_every_byte_in_its_place(
         data.take(window)
         assert data.holds(wanted)
         assert runtime.stats()["step_downs"] == 0
+        used = machine.queues_used()
+        assert used and CPU_QUEUE not in used, "what teams give up goes to the CPU without a word"
         assert runtime.shutdown(FOREVER)
 
 

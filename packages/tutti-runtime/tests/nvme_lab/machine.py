@@ -22,7 +22,7 @@ from types import TracebackType
 import pytest
 
 from nvme_lab.drives import Drive, Peer
-from nvme_lab.trace import TRACE_ARGUMENTS, events, unprovoked
+from nvme_lab.trace import TRACE_ARGUMENTS, events, queues_used, unprovoked
 
 __all__ = ["FIRST_SLOT", "PEER_SLOT", "QEMU", "Machine", "QtestSocket", "machine_of", "need_qemu"]
 
@@ -132,6 +132,10 @@ class Machine:
         """How often a traced event came so far."""
         return events(self.log)[event]
 
+    def queues_used(self) -> set[int]:
+        """Submission queues that brought I/O commands; for a machine with ``traced=IO_COMMAND``."""
+        return queues_used(self.log)
+
     def check(self) -> None:
         """The machine is alive; every event of its trace was provoked, and every provoked one came."""
         assert self.process.poll() is None, f"QEMU ended: {self.log.read_text()}"
@@ -168,9 +172,17 @@ def _wait_for(process: subprocess.Popen[bytes], path: Path, errors: Path) -> Non
 
 @contextmanager
 def machine_of(
-    drives: Sequence[Drive], *, ram_bytes: int = 128 * MIB, peer: Peer | None = None, check: bool = True
+    drives: Sequence[Drive],
+    *,
+    ram_bytes: int = 128 * MIB,
+    peer: Peer | None = None,
+    check: bool = True,
+    traced: str = "",
 ) -> Iterator[Machine]:
-    """Start a machine, and at the end check its trace and remove it and its memory."""
+    """Start a machine, and at the end check its trace and remove it and its memory.
+
+    ``traced``: an event to trace beside those that tell of errors.
+    """
     need_qemu()
     shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     # A socket's path has at most 107 bytes, which a test's own folder may exceed.
@@ -182,7 +194,7 @@ def machine_of(
         ram = Path(ram_name)
         with (folder / "errors").open("wb") as errors:
             process = subprocess.Popen(
-                _arguments(folder, ram, ram_bytes, drives, peer),
+                _arguments(folder, ram, ram_bytes, drives, peer) + (["-trace", traced] if traced else []),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
