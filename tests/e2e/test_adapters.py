@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.conftest import CHUNK_TOKENS, MODEL, prompt
 
-from tutti_vllm import adapters
+from tutti_vllm.scheduler_side import adapters
 
 RANK = 4
 

@@ -14,7 +14,7 @@ def run(*arguments):
     from typer.testing import CliRunner
 
     from tutti_engine.cli.app import app
-    from tutti_vllm.keys_command import keys
+    from tutti_vllm.commands.keys import keys
 
     if not any(command.name == "keys" for command in app.registered_commands):
         # Run from the source, which has no entry points.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.e2e.conftest import BLOCKS_PER_CHUNK, CHUNK_TOKENS, prompt
 
-from tutti_vllm.settings import Settings
+from tutti_vllm.settings.settings import Settings
 
 MODES = ("async", "layerwise")
 

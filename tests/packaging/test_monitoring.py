@@ -39,7 +39,7 @@ def asked() -> list[str]:
 
 
 def labels_by_metric() -> dict[str, set[str]]:
-    table = pytest.importorskip("tutti_vllm.metric_table", reason="tutti-vllm is not installed here")
+    table = pytest.importorskip("tutti_vllm.metrics.metric_table", reason="tutti-vllm is not installed here")
     labels = {}
     for metric in table.METRICS:
         ends = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
@@ -134,7 +134,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 def test_the_command_puts_the_files_where_they_are_wanted(tmp_path: Path) -> None:
     pytest.importorskip("typer", reason="extra cli")
-    command = pytest.importorskip("tutti_vllm.monitoring_command", reason="tutti-vllm is not installed here")
+    command = pytest.importorskip("tutti_vllm.commands.monitoring", reason="tutti-vllm is not installed here")
     import typer
     from typer.testing import CliRunner
 

@@ -66,13 +66,13 @@ def test_there_is_much_to_check() -> None:
 
 
 def test_the_metrics_that_the_guide_names_exist() -> None:
-    table = pytest.importorskip("tutti_vllm.metric_table", reason="tutti-vllm is not installed here")
+    table = pytest.importorskip("tutti_vllm.metrics.metric_table", reason="tutti-vllm is not installed here")
     named = set(re.findall(r"vllm:tutti_\w+", GUIDE))
     assert named and named <= {metric.shown_name for metric in table.METRICS}
 
 
 def test_the_settings_that_the_guide_names_exist() -> None:
-    settings = pytest.importorskip("tutti_vllm.settings", reason="tutti-vllm is not installed here")
+    settings = pytest.importorskip("tutti_vllm.settings.settings", reason="tutti-vllm is not installed here")
     policies = set(settings.PolicySettings.names())
     fields = set(settings.Settings.__dataclass_fields__) | policies | {"root"}
     first_cells = re.findall(r"^\| `(\w+)(?:: \w+)?` \| [a-z]", GUIDE, re.MULTILINE)

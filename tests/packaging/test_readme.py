@@ -87,7 +87,7 @@ def test_the_readmes_json_configures_the_connector() -> None:
 
 
 def test_the_readmes_json_and_table_agree_with_the_settings() -> None:
-    settings = pytest.importorskip("tutti_vllm.settings", reason="tutti-vllm is not installed here")
+    settings = pytest.importorskip("tutti_vllm.settings.settings", reason="tutti-vllm is not installed here")
     (configuration,) = json_blocks(README.read_text())
     parsed = settings.Settings.parse(configuration["kv_connector_extra_config"])
     assert [str(root) for root in parsed.roots] == configuration["kv_connector_extra_config"]["root"]

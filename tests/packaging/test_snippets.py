@@ -166,7 +166,7 @@ def check_vllm(words: list[str]) -> list[str]:
         if option == "--kv-transfer-config" and value.startswith("{"):
             extra = json.loads(value)["kv_connector_extra_config"]
             if is_installed("tutti_vllm", "tutti_engine"):
-                from tutti_vllm.settings import Settings
+                from tutti_vllm.settings.settings import Settings
 
                 Settings.parse(extra)
     if is_installed("vllm"):

@@ -39,10 +39,10 @@ from tutti_engine.catalogue.residents import Residents
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
-from tutti_vllm.load_mode import LoadRules
 from tutti_vllm.messages import StepOrders, StepReport
-from tutti_vllm.scheduler import SchedulerSide
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.scheduler_side.load_mode import LoadRules
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
+from tutti_vllm.worker_side.worker import WorkerSide
 
 BLOCK_TOKENS = 16
 GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)

@@ -38,10 +38,10 @@ from typing import Any
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.shared.tier import SharedTier, SharedTierSettings, is_shared_plan
 from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
-from tutti_vllm.block_tables import LoadTable
 from tutti_vllm.messages import StepOrders, StepReport
-from tutti_vllm.scheduler import SchedulerSide
-from tutti_vllm.shared_scheduler import SharedRules, SharedSide
+from tutti_vllm.scheduler_side.block_tables import LoadTable
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
+from tutti_vllm.scheduler_side.shared_side import SharedRules, SharedSide
 
 BLOCK_TOKENS = 16
 GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4, page_bytes=65536)

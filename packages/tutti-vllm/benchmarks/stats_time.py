@@ -23,9 +23,9 @@ from vllm.config import KVTransferConfig
 from tutti_engine import Geometry, LoadResult, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
-from tutti_vllm.meters import SchedulerMeter, WorkerMeter
+from tutti_vllm.metrics.meters import SchedulerMeter, WorkerMeter
+from tutti_vllm.metrics.prom_metrics import TuttiPromMetrics
 from tutti_vllm.payload import make_payload, merge
-from tutti_vllm.prom_metrics import TuttiPromMetrics
 
 GEOMETRY = Geometry(num_layers=32, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)
 LIMIT_MICROSECONDS = 50.0

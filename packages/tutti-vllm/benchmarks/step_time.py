@@ -29,7 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-from tutti_vllm.load_mode import LoadChooser, LoadRules
+from tutti_vllm.scheduler_side.load_mode import LoadChooser, LoadRules
 from tutti_vllm.testing.tiny_model import TinyModel, make_tiny_model
 
 MODEL = TinyModel()

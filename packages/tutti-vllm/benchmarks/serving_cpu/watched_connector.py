@@ -27,8 +27,8 @@ import tutti_runtime
 from tutti_engine.backends import local
 from tutti_engine.execution.load_pipeline import LoadPipeline
 from tutti_engine.execution.store_pipeline import StorePipeline
-from tutti_vllm import worker
 from tutti_vllm.connector_v1 import TuttiConnectorV1
+from tutti_vllm.worker_side import worker
 
 __all__ = ["WATCH", "WatchedNothing", "WatchedTutti"]
 

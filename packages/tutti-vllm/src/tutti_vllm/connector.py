@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tutti_vllm.compat import SUPPORTED, TESTED, check_vllm
-from tutti_vllm.opening import StartupError, check_settings
+from tutti_vllm.start.opening import StartupError, check_settings
 
 if TYPE_CHECKING:
     from tutti_vllm.connector_v1 import TuttiConnectorV1

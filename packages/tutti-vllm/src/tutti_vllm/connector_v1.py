@@ -25,16 +25,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     SupportsHMA,
 )
 
-from tutti_vllm import opening  # noqa: E402
 from tutti_vllm.messages import StepOrders, StepReport  # noqa: E402
+from tutti_vllm.metrics.prom_metrics import TuttiPromMetrics  # noqa: E402
+from tutti_vllm.metrics.stats import TuttiStats  # noqa: E402
 from tutti_vllm.payload import make_payload  # noqa: E402
-from tutti_vllm.prom_metrics import TuttiPromMetrics  # noqa: E402
-from tutti_vllm.stats import TuttiStats  # noqa: E402
-from tutti_vllm.worker import leave_pages_here  # noqa: E402
+from tutti_vllm.start import opening  # noqa: E402
+from tutti_vllm.worker_side.worker import leave_pages_here  # noqa: E402
 
 if TYPE_CHECKING:
-    from tutti_vllm.scheduler import SchedulerSide
-    from tutti_vllm.worker import WorkerSide
+    from tutti_vllm.scheduler_side.scheduler import SchedulerSide
+    from tutti_vllm.worker_side.worker import WorkerSide
 
 __all__ = ["TuttiConnectorV1", "TuttiMetadata", "TuttiWorkerMetadata"]
 

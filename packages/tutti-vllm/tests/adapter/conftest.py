@@ -252,7 +252,7 @@ class Server:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
         from tutti_vllm.connector_v1 import TuttiConnectorV1
-        from tutti_vllm.worker import WorkerSide
+        from tutti_vllm.worker_side.worker import WorkerSide
 
         connector = TuttiConnectorV1(config, KVConnectorRole.WORKER, cache)
         shared = None if self.shared is None else self.shared.worker(rank)
@@ -399,7 +399,7 @@ class Shared:
     def scheduler(self):
         from tutti_engine.shared.lookup import LookupSettings
         from tutti_engine.shared.tier import SharedTier, SharedTierSettings
-        from tutti_vllm.shared_scheduler import SharedRules, SharedSide
+        from tutti_vllm.scheduler_side.shared_side import SharedRules, SharedSide
 
         lookup = LookupSettings(hit_seconds=self.hit_seconds, miss_seconds=0.01, call_seconds=0.5)
         settings = SharedTierSettings(write=self.write, lookup=lookup)
@@ -413,7 +413,7 @@ class Shared:
     def worker(self, rank):
         from tutti_engine.shared.backend import SharedBackend
         from tutti_engine.shared.object_header import ObjectNames
-        from tutti_vllm.shared_worker import SharedWorker
+        from tutti_vllm.worker_side.shared_worker import SharedWorker
 
         def open_engine(layout, namespace):
             backend = SharedBackend(self.client(), ObjectNames(namespace), rank, GEOMETRY)
@@ -474,9 +474,9 @@ def model_folder(tmp_path_factory):
 @pytest.fixture
 def server(model_folder, monkeypatch):
     """Make servers whose store lies in memory, behind whatever ``wrap`` puts before it."""
-    from tutti_vllm import opening
     from tutti_vllm.connector_v1 import TuttiConnectorV1
-    from tutti_vllm.scheduler import SchedulerSide
+    from tutti_vllm.scheduler_side.scheduler import SchedulerSide
+    from tutti_vllm.start import opening
 
     made = []
     ranks_of = []

@@ -17,9 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 
 from tutti_engine import LoadResult, StoreResult
-from tutti_vllm.adapters import Adapters
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
 from tutti_vllm.messages import StepOrders, StepReport
+from tutti_vllm.scheduler_side.adapters import Adapters
 
 
 def transfer_config(**extra):

@@ -24,8 +24,8 @@ from vllm.v1.request import Request
 
 from tutti_engine import SKIP_BLOCK, Geometry
 from tutti_engine.planning.prefix_hits import longest_hit
-from tutti_vllm.block_tables import NULL_BLOCK, LoadTable
-from tutti_vllm.cache_groups import read_groups
+from tutti_vllm.scheduler_side.block_tables import NULL_BLOCK, LoadTable
+from tutti_vllm.start.cache_groups import read_groups
 
 BLOCK = 16
 LAYERS = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}

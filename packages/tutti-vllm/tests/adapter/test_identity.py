@@ -25,15 +25,15 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from tutti_vllm.cache_groups import layer_names
-from tutti_vllm.identity import (
+from tutti_vllm.start.cache_groups import layer_names
+from tutti_vllm.start.identity import (
     UnsupportedError,
     config_digest,
     make_geometry,
     make_namespace,
     names_media_by_content,
 )
-from tutti_vllm.topology import read_topology
+from tutti_vllm.start.topology import read_topology
 
 
 def spec(**changes):

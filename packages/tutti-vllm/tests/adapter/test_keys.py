@@ -16,7 +16,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from tutti_engine.chunk_key import keys_from_block_hashes
-from tutti_vllm.prompt_keys import HashFacts, PromptError, keys_of
+from tutti_vllm.commands.prompt_keys import HashFacts, PromptError, keys_of
 
 TOKENS = list(range(100, 228))
 

@@ -19,9 +19,9 @@ from vllm.v1.request import Request
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.catalogue.catalogue import Record
-from tutti_vllm.kv_events import KVEvents, are_enabled
 from tutti_vllm.messages import StepReport
-from tutti_vllm.scheduler import SchedulerSide
+from tutti_vllm.scheduler_side.kv_events import KVEvents, are_enabled
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
 
 # Chunks of 4 blocks of 16 tokens.
 GEOMETRY = Geometry(num_layers=1, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)

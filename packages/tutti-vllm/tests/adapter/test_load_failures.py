@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from tutti_engine.testing.fakes import FailingBackend, FixedHandle
-from tutti_vllm import opening
-from tutti_vllm.load_mode import LoadRules
+from tutti_vllm.scheduler_side.load_mode import LoadRules
+from tutti_vllm.start import opening
 
 
 @pytest.fixture(params=["async", "layerwise"])

@@ -17,9 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogg
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from tutti_vllm.connector_v1 import TuttiConnectorV1
-from tutti_vllm.metric_table import METRICS
+from tutti_vllm.metrics.metric_table import METRICS
+from tutti_vllm.metrics.stats import TuttiStats
 from tutti_vllm.payload import make_payload
-from tutti_vllm.stats import TuttiStats
 
 TRANSFER = KVTransferConfig(
     kv_connector="TuttiConnectorV1",

@@ -22,8 +22,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from tutti_vllm.connector_v1 import TuttiConnectorV1, TuttiMetadata, TuttiWorkerMetadata
-from tutti_vllm.prom_metrics import TuttiPromMetrics
-from tutti_vllm.stats import TuttiStats
+from tutti_vllm.metrics.prom_metrics import TuttiPromMetrics
+from tutti_vllm.metrics.stats import TuttiStats
 
 OWN = {"counters", "degraded", "in_use", "restore_kv_caches", "supports_sleep_mode", "unregister_kv_caches"}
 """Public methods that vLLM never calls, or only 0.33. Any other without a base method waits in vain."""

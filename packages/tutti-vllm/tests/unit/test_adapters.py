@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tutti_engine import StoreResult
-from tutti_vllm import adapters as module
-from tutti_vllm.adapters import Adapters, mixed
+from tutti_vllm.scheduler_side import adapters as module
+from tutti_vllm.scheduler_side.adapters import Adapters, mixed
 
 FUTURE = time.time() + 3600
 """A server that starts later than all that these tests write."""

@@ -4,7 +4,7 @@
 import pytest
 
 from tutti_engine import SKIP_BLOCK, CacheGroup, Geometry
-from tutti_vllm.block_tables import LoadTable, stored_blocks, stored_chunks
+from tutti_vllm.scheduler_side.block_tables import LoadTable, stored_blocks, stored_chunks
 
 # Chunks of 64 tokens: four blocks of full attention, two of the window.
 GEOMETRY = Geometry.of_groups(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tutti_vllm.calm_steps import CalmSteps
+from tutti_vllm.scheduler_side.calm_steps import CalmSteps
 
 
 def batch(names):

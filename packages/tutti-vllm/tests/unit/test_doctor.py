@@ -6,9 +6,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from tutti_vllm import doctor
+from tutti_vllm.commands import doctor
+from tutti_vllm.commands.doctor_shared import examine_shared
 from tutti_vllm.compat import UnsupportedVllmError
-from tutti_vllm.doctor_shared import examine_shared
 
 
 @pytest.mark.parametrize(

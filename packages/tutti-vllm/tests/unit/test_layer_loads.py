@@ -12,9 +12,9 @@ from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.fakes import DelayedBackend, FailingBackend
-from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.worker_side.layer_loads import LayerLoads
+from tutti_vllm.worker_side.worker import WorkerSide
 
 GEOMETRY = Geometry(num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 LAYOUT = StoreLayout(("/nowhere",), 1, 16384, 16384, 8, 4)

@@ -4,8 +4,8 @@
 import pytest
 
 from tutti_engine.planning.break_even import BreakEven
-from tutti_vllm.load_mode import FORGET_SECONDS, LoadChooser, LoadRules, why_not_layerwise
-from tutti_vllm.prefill_times import PrefillTimes
+from tutti_vllm.scheduler_side.load_mode import FORGET_SECONDS, LoadChooser, LoadRules, why_not_layerwise
+from tutti_vllm.scheduler_side.prefill_times import PrefillTimes
 
 
 def measured(load_us, compute_us):

@@ -11,8 +11,8 @@ from tutti_engine import ChunkTransfer, Geometry, LoadPlan, LoadResult, StorePla
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.counters import Counters
 from tutti_engine.movers.plain import PlainMover
-from tutti_vllm import meters
-from tutti_vllm.meters import SchedulerMeter, WorkerMeter
+from tutti_vllm.metrics import meters
+from tutti_vllm.metrics.meters import SchedulerMeter, WorkerMeter
 from tutti_vllm.payload import Deltas, make_payload, merge
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)

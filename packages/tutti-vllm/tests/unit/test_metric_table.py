@@ -8,7 +8,7 @@ import pytest
 
 import tutti_engine
 import tutti_vllm
-from tutti_vllm.metric_table import DETAIL, METRICS, REST, detail, resolve
+from tutti_vllm.metrics.metric_table import DETAIL, METRICS, REST, detail, resolve
 
 
 def test_names_and_keys_are_unique():

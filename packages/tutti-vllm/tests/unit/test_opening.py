@@ -11,11 +11,11 @@ from tutti_engine.namespace import Namespace
 from tutti_engine.store.local_store import LocalStore
 from tutti_engine.store.view import LocalStoreView
 from tutti_engine.testing.device import SimulatedDeviceMover
-from tutti_vllm import opening
-from tutti_vllm.load_mode import LoadRules
-from tutti_vllm.opening import _open_store, _replica
-from tutti_vllm.settings import Settings, SettingsError
-from tutti_vllm.topology import Topology
+from tutti_vllm.scheduler_side.load_mode import LoadRules
+from tutti_vllm.settings.settings import Settings, SettingsError
+from tutti_vllm.start import opening
+from tutti_vllm.start.opening import _open_store, _replica
+from tutti_vllm.start.topology import Topology
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"test": "opening"})

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_vllm.load_mode import LoadChooser, LoadRules
 from tutti_vllm.messages import StepReport
-from tutti_vllm.scheduler import SchedulerSide
+from tutti_vllm.scheduler_side.load_mode import LoadChooser, LoadRules
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
 
 # Chunks of 4 blocks of 16 tokens; hashes of 16 tokens.
 GEOMETRY = Geometry(num_layers=1, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)
@@ -181,7 +181,7 @@ def test_prefills_teach_what_computing_takes_and_waits_for_loads_do_not():
 
 @pytest.mark.parametrize("mode", ["async", "layerwise"])
 def test_a_promise_is_kept_or_reported_whatever_goes_wrong(monkeypatch, mode):
-    from tutti_vllm import scheduler
+    from tutti_vllm.scheduler_side import scheduler
 
     rig = Rig(mode=mode)
     request = rig.add("r", 500)

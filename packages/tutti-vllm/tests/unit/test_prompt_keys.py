@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tutti_engine.warming import read_prompts
-from tutti_vllm.prompt_keys import HashFacts, PromptError, token_ids
+from tutti_vllm.commands.prompt_keys import HashFacts, PromptError, token_ids
 
 FACTS = {
     "model": "m",

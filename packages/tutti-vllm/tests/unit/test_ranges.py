@@ -10,9 +10,9 @@ from tutti_engine import ChunkTransfer, Geometry, StorePlan, TuttiEngine
 from tutti_engine.backends.memory import MemoryBackend
 from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store.layout import StoreLayout
-from tutti_vllm import ranges
 from tutti_vllm.messages import StepOrders
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.worker_side import ranges
+from tutti_vllm.worker_side.worker import WorkerSide
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 LAYOUT = StoreLayout(("/nowhere",), 2, 8192, 16384, 8, 8)

@@ -3,7 +3,7 @@
 
 from types import SimpleNamespace as Some
 
-from tutti_vllm.rewritten_blocks import rewritten_blocks
+from tutti_vllm.scheduler_side.rewritten_blocks import rewritten_blocks
 
 NOTHING_CACHED = Some(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
 

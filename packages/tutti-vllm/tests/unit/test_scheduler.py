@@ -9,7 +9,7 @@ import pytest
 from tutti_engine import SKIP_BLOCK, Geometry, LoadResult, StoreResult, TuttiEngine
 from tutti_engine.store.layout import StoreLayout
 from tutti_vllm.messages import StepReport
-from tutti_vllm.scheduler import SchedulerSide
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
 
 # Chunks of 4 blocks of 16 tokens; hashes of 16 tokens.
 GEOMETRY = Geometry(num_layers=1, block_tokens=16, blocks_per_chunk=4, page_bytes=4096)
@@ -428,7 +428,7 @@ def test_news_end_the_calm(rig, looked):
 
 def test_statistics_can_wait_while_requests_only_go_on(rig, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("tutti_vllm.scheduler.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tutti_vllm.scheduler_side.scheduler.time.monotonic", lambda: now[0])
     asked = []
     monkeypatch.setattr(rig.side.meter, "take", lambda *, broken: asked.append(now[0]))
     one = running(rig, "a", 70)

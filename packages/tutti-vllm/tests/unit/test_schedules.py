@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tutti_vllm.settings import Settings
+from tutti_vllm.settings.settings import Settings
 from tutti_vllm.testing.campaign_models import MODELS, model_of
 from tutti_vllm.testing.faults import FAULT_MIXES, FaultMix
 from tutti_vllm.testing.schedules import MAX_ANSWER, MAX_TOKENS, make_choice, make_prompts, make_schedule

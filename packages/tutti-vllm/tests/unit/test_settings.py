@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tutti_engine import PolicySettings
-from tutti_vllm.settings import Settings, SettingsError
+from tutti_vllm.settings.settings import Settings, SettingsError
 
 
 def test_defaults(monkeypatch):

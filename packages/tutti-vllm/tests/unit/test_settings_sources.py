@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tutti_vllm import opening
-from tutti_vllm.settings import Settings, SettingsError
-from tutti_vllm.settings_sources import EXTRA, effective
+from tutti_vllm.settings.settings import Settings, SettingsError
+from tutti_vllm.settings.sources import EXTRA, effective
+from tutti_vllm.start import opening
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def tutti(monkeypatch):
     typer = pytest.importorskip("typer", reason="extra cli of tutti-engine")
     from typer.testing import CliRunner
 
-    from tutti_vllm.config_command import config
+    from tutti_vllm.commands.config import config
 
     for name in [each for each in os.environ if each.startswith("TUTTI_")]:
         monkeypatch.delenv(name)

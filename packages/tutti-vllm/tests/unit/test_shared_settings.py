@@ -4,10 +4,10 @@
 import pytest
 
 from tutti_engine.namespace import Namespace
-from tutti_vllm.settings import Settings, SettingsError
-from tutti_vllm.settings_sources import effective
-from tutti_vllm.shared_opening import execution_settings, shared_namespace
-from tutti_vllm.shared_settings import SharedSettings
+from tutti_vllm.settings.settings import Settings, SettingsError
+from tutti_vllm.settings.shared import SharedSettings
+from tutti_vllm.settings.sources import effective
+from tutti_vllm.start.shared_opening import execution_settings, shared_namespace
 
 KIND = "tutti_engine.testing.shared_stores:DirectoryStore"
 STORE = {"kind": KIND, "path": "/pool"}

@@ -15,8 +15,8 @@ from tutti_engine.shared.object_header import ObjectNames
 from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.shared_stores import Faults, MemoryPool, MemorySharedStore
 from tutti_vllm.messages import RequestLoad, StepOrders
-from tutti_vllm.shared_worker import SharedWorker
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.worker_side.shared_worker import SharedWorker
+from tutti_vllm.worker_side.worker import WorkerSide
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 LAYOUT = StoreLayout(("/nowhere",), 2, 8192, 16384, 8, 8)

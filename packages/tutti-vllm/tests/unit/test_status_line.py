@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tutti_engine import Geometry, LoadResult, StoreResult, TuttiEngine
-from tutti_vllm.meters import SchedulerMeter
-from tutti_vllm.status_line import StatusLine, describe
+from tutti_vllm.metrics.meters import SchedulerMeter
+from tutti_vllm.metrics.status_line import StatusLine, describe
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 MIB = 1 << 20
@@ -21,7 +21,7 @@ def meter():
 
 @pytest.fixture
 def lines(caplog):
-    caplog.set_level(logging.INFO, logger="tutti_vllm.status_line")
+    caplog.set_level(logging.INFO, logger="tutti_vllm.metrics.status_line")
     return lambda: [record.message for record in caplog.records]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from tutti_vllm.topology import Topology
+from tutti_vllm.start.topology import Topology
 
 
 @pytest.mark.parametrize(("tensor", "replicas"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])

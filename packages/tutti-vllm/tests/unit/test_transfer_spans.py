@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from tutti_engine import Geometry, LoadPlan, LoadResult, StoreResult, TuttiEngine
-from tutti_vllm import transfer_spans
 from tutti_vllm.messages import StepReport
-from tutti_vllm.scheduler import SchedulerSide
-from tutti_vllm.transfer_spans import TransferSpans, find_tracer
+from tutti_vllm.metrics import transfer_spans
+from tutti_vllm.metrics.transfer_spans import TransferSpans, find_tracer
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
 
 pytest.importorskip("opentelemetry.sdk", reason="extra otel")
 
@@ -210,8 +210,9 @@ def test_spans_are_made_only_where_somebody_records_them(monkeypatch):
 
 def test_nothing_is_imported_for_it():
     code = (
-        "import sys; import tutti_vllm.scheduler, tutti_vllm.transfer_spans as spans; spans.find_tracer(None)"
+        "import sys; import tutti_vllm.scheduler_side.scheduler, tutti_vllm.metrics.transfer_spans as spans"
     )
+    code += "; spans.find_tracer(None)"
     code += "; print(any(name.startswith('opentelemetry') for name in sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

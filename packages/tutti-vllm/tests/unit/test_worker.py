@@ -12,7 +12,7 @@ from tutti_engine.movers.plain import PlainMover
 from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.fakes import DelayedBackend
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
-from tutti_vllm.worker import REST_SECONDS, WorkerSide, leave_pages_here
+from tutti_vllm.worker_side.worker import REST_SECONDS, WorkerSide, leave_pages_here
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=2, page_bytes=4096)
 NOTHING = StepOrders()

@@ -18,8 +18,8 @@ from tutti_engine import ExecutionSettings, Geometry, Mover, TuttiEngine
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.store.layout import StoreLayout
 from tutti_engine.testing.device import DeferringMover
-from tutti_vllm import opening
 from tutti_vllm.connector_v1 import TuttiConnectorV1
+from tutti_vllm.start import opening
 from tutti_vllm.testing.faults import FaultMix, FaultyBackend
 
 __all__ = ["CONDITIONS", "Conditions", "FaultyTuttiConnector"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from tutti_vllm.settings import Settings
+from tutti_vllm.settings.settings import Settings
 from tutti_vllm.testing.campaign_models import BLOCK_TOKENS
 from tutti_vllm.testing.faults import FAULT_MIXES
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from tutti_engine import ChunkKey, TuttiEngine
 from tutti_engine.chunk_transfer import BlockIds
 from tutti_engine.policies.eviction import Use
-from tutti_vllm.adapters import Adapter, Adapters
-from tutti_vllm.block_tables import BlockTables, stored_blocks, stored_chunks
-from tutti_vllm.prefill_times import PrefillTimes
-from tutti_vllm.tracked import Request, Tracked, TrackedRequests
+from tutti_vllm.scheduler_side.adapters import Adapter, Adapters
+from tutti_vllm.scheduler_side.block_tables import BlockTables, stored_blocks, stored_chunks
+from tutti_vllm.scheduler_side.prefill_times import PrefillTimes
+from tutti_vllm.scheduler_side.tracked import Request, Tracked, TrackedRequests
 
 __all__ = ["CompletedChunks", "StepChunks"]
 

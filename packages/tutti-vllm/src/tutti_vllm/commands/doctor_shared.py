@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 
-from tutti_vllm.settings import SettingsError
-from tutti_vllm.settings_sources import effective
-from tutti_vllm.shared_opening import connect
+from tutti_vllm.settings.settings import SettingsError
+from tutti_vllm.settings.sources import effective
+from tutti_vllm.start.shared_opening import connect
 
 __all__ = ["examine_shared"]
 

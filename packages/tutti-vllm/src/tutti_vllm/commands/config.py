@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 
 from tutti_engine.cli.answers import JsonOption, console, one_line_errors, plain, print_json
-from tutti_vllm.settings import SettingsError
-from tutti_vllm.settings_sources import CONFIG_VARIABLE, DEFAULT, EXTRA, effective
+from tutti_vllm.settings.settings import SettingsError
+from tutti_vllm.settings.sources import CONFIG_VARIABLE, DEFAULT, EXTRA, effective
 
 __all__ = ["config", "read_extra"]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine import PolicySettings
-from tutti_vllm import ranges
-from tutti_vllm.settings import Settings, SettingsError, check_known, known_settings
-from tutti_vllm.shared_settings import SharedSettings
+from tutti_vllm.settings.settings import Settings, SettingsError, check_known, known_settings
+from tutti_vllm.settings.shared import SharedSettings
+from tutti_vllm.worker_side import ranges
 
 __all__ = ["CONFIG_VARIABLE", "EXTRA", "PREFIX", "Effective", "Value", "effective", "read_file"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 
-from tutti_vllm.metric_table import METRICS, REST, Metric, Sample, detail, resolve
+from tutti_vllm.metrics.metric_table import METRICS, REST, Metric, Sample, detail, resolve
 
 __all__ = ["TuttiPromMetrics"]
 

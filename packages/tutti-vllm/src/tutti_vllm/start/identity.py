@@ -16,9 +16,9 @@ from typing import Any
 
 from tutti_engine import Geometry
 from tutti_engine.namespace import Namespace
-from tutti_vllm.cache_groups import read_groups
-from tutti_vllm.topology import has_draft_model, read_topology
-from tutti_vllm.unsupported import UnsupportedError
+from tutti_vllm.start.cache_groups import read_groups
+from tutti_vllm.start.topology import has_draft_model, read_topology
+from tutti_vllm.start.unsupported import UnsupportedError
 
 __all__ = ["UnsupportedError", "config_digest", "make_geometry", "make_namespace", "names_media_by_content"]
 

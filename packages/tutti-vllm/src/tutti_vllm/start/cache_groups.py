@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from tutti_engine import CacheGroup, Geometry
-from tutti_vllm.unsupported import UnsupportedError
+from tutti_vllm.start.unsupported import UnsupportedError
 
 __all__ = ["check_groups", "layer_names", "loses_whole_requests", "read_groups"]
 

@@ -21,7 +21,7 @@ from tutti_vllm.payload import Deltas, Payload, make_payload
 __all__ = ["ERROR_KINDS", "SchedulerMeter", "WorkerMeter"]
 
 if TYPE_CHECKING:
-    from tutti_vllm.shared_scheduler import SharedSide
+    from tutti_vllm.scheduler_side.shared_side import SharedSide
 
 logger = logging.getLogger(__name__)
 

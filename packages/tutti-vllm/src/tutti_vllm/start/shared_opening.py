@@ -14,13 +14,13 @@ from tutti_engine.shared.kinds import make_shared_store
 from tutti_engine.shared.lookup import LookupSettings
 from tutti_engine.shared.object_header import ObjectNames
 from tutti_engine.shared.tier import SharedTier, SharedTierSettings
-from tutti_vllm.identity import config_digest
-from tutti_vllm.shared_scheduler import SharedRules, SharedSide
-from tutti_vllm.shared_settings import SharedSettings
-from tutti_vllm.topology import Topology
+from tutti_vllm.scheduler_side.shared_side import SharedRules, SharedSide
+from tutti_vllm.settings.shared import SharedSettings
+from tutti_vllm.start.identity import config_digest
+from tutti_vllm.start.topology import Topology
 
 if TYPE_CHECKING:
-    from tutti_vllm.settings import Settings
+    from tutti_vllm.settings.settings import Settings
 
 __all__ = ["execution_settings", "open_shared_engine", "open_shared_side", "shared_namespace"]
 

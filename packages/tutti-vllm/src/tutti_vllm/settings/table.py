@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's table of settings, made from the code: ``python -m tutti_vllm.settings_table`` prints it."""
+"""The README's table of settings, made from the code: ``python -m tutti_vllm.settings.table`` prints it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from tutti_engine import PolicySettings
-from tutti_vllm.settings import Settings
-from tutti_vllm.shared_settings import SharedSettings
+from tutti_vllm.settings.settings import Settings
+from tutti_vllm.settings.shared import SharedSettings
 
 __all__ = ["markdown", "meanings"]
 

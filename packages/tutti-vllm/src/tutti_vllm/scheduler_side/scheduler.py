@@ -15,23 +15,23 @@ from tutti_engine.block_rows import ChunkBlocks, cut
 from tutti_engine.execution.executor import Result
 from tutti_engine.shared.tier import is_shared_plan
 from tutti_engine.store.layout import StoreLayout
-from tutti_vllm.adapters import Adapter, Adapters
-from tutti_vllm.block_tables import NULL_BLOCK, BlockTables, LoadTable
-from tutti_vllm.calm_steps import CalmSteps
-from tutti_vllm.exposed_loads import ExposedLoads
-from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
-from tutti_vllm.meters import SchedulerMeter
+from tutti_vllm.metrics.meters import SchedulerMeter
 from tutti_vllm.payload import Payload
-from tutti_vllm.prefill_times import PrefillTimes
-from tutti_vllm.rewritten_blocks import rewritten_blocks
-from tutti_vllm.shared_scheduler import SharedSide
-from tutti_vllm.step_chunks import StepChunks
-from tutti_vllm.tracked import Request, Tracked, TrackedRequests
+from tutti_vllm.scheduler_side.adapters import Adapter, Adapters
+from tutti_vllm.scheduler_side.block_tables import NULL_BLOCK, BlockTables, LoadTable
+from tutti_vllm.scheduler_side.calm_steps import CalmSteps
+from tutti_vllm.scheduler_side.exposed_loads import ExposedLoads
+from tutti_vllm.scheduler_side.load_mode import Choice, LoadChooser, LoadRules
+from tutti_vllm.scheduler_side.prefill_times import PrefillTimes
+from tutti_vllm.scheduler_side.rewritten_blocks import rewritten_blocks
+from tutti_vllm.scheduler_side.shared_side import SharedSide
+from tutti_vllm.scheduler_side.step_chunks import StepChunks
+from tutti_vllm.scheduler_side.tracked import Request, Tracked, TrackedRequests
 
 if TYPE_CHECKING:
-    from tutti_vllm.kv_events import KVEvents
-    from tutti_vllm.transfer_spans import TransferSpans
+    from tutti_vllm.metrics.transfer_spans import TransferSpans
+    from tutti_vllm.scheduler_side.kv_events import KVEvents
 
 __all__ = ["SchedulerSide"]
 

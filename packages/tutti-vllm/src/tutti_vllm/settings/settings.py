@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti_engine import PolicySettings
-from tutti_vllm.load_mode import LOAD_MODES
-from tutti_vllm.shared_settings import SharedSettings
+from tutti_vllm.scheduler_side.load_mode import LOAD_MODES
+from tutti_vllm.settings.shared import SharedSettings
 
 __all__ = ["Settings", "SettingsError", "check_known", "known_settings"]
 

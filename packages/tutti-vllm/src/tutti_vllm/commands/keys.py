@@ -14,7 +14,7 @@ from tutti_engine.cli.answers import JsonOption, NamespaceOption, RootsArgument,
 from tutti_engine.cli.warm import read_lines
 from tutti_engine.store.facts import choose, find_stores
 from tutti_engine.warming import read_prompts
-from tutti_vllm.prompt_keys import HashFacts, keys_of, token_ids
+from tutti_vllm.commands.prompt_keys import HashFacts, keys_of, token_ids
 
 __all__ = ["keys"]
 

@@ -15,10 +15,10 @@ from tutti_engine.block_rows import ChunkBlocks
 from tutti_engine.counters import Counters
 from tutti_engine.execution.executor import Result
 from tutti_engine.shared.tier import SharedTier
-from tutti_vllm.load_mode import Choice, LoadChooser, LoadRules
+from tutti_vllm.scheduler_side.load_mode import Choice, LoadChooser, LoadRules
 
 if TYPE_CHECKING:
-    from tutti_vllm.transfer_spans import TransferSpans
+    from tutti_vllm.metrics.transfer_spans import TransferSpans
 
 __all__ = ["SharedRules", "SharedSide", "SharedSums"]
 

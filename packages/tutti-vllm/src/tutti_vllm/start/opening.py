@@ -21,20 +21,20 @@ from tutti_engine.store.local_store import LocalStore
 from tutti_engine.store.roots import prepare_directory
 from tutti_engine.store.space import SpaceSettings
 from tutti_engine.store.view import LocalStoreView
-from tutti_vllm import ranges
-from tutti_vllm.cache_groups import check_groups, layer_names, loses_whole_requests
 from tutti_vllm.compat import check_vllm, untested
-from tutti_vllm.identity import make_geometry, make_namespace, names_media_by_content
-from tutti_vllm.load_mode import LoadRules, why_not_layerwise
-from tutti_vllm.scheduler import SchedulerSide
-from tutti_vllm.settings import Settings, SettingsError
-from tutti_vllm.settings_sources import effective
-from tutti_vllm.shared_opening import execution_settings, open_shared_engine, open_shared_side
-from tutti_vllm.shared_worker import SharedWorker
-from tutti_vllm.status_line import StatusLine
-from tutti_vllm.topology import Topology, read_topology
-from tutti_vllm.transfer_spans import TransferSpans, find_tracer
-from tutti_vllm.worker import WorkerSide
+from tutti_vllm.metrics.status_line import StatusLine
+from tutti_vllm.metrics.transfer_spans import TransferSpans, find_tracer
+from tutti_vllm.scheduler_side.load_mode import LoadRules, why_not_layerwise
+from tutti_vllm.scheduler_side.scheduler import SchedulerSide
+from tutti_vllm.settings.settings import Settings, SettingsError
+from tutti_vllm.settings.sources import effective
+from tutti_vllm.start.cache_groups import check_groups, layer_names, loses_whole_requests
+from tutti_vllm.start.identity import make_geometry, make_namespace, names_media_by_content
+from tutti_vllm.start.shared_opening import execution_settings, open_shared_engine, open_shared_side
+from tutti_vllm.start.topology import Topology, read_topology
+from tutti_vllm.worker_side import ranges
+from tutti_vllm.worker_side.shared_worker import SharedWorker
+from tutti_vllm.worker_side.worker import WorkerSide
 
 __all__ = [
     "MakeEngine",
@@ -330,7 +330,7 @@ def _load_rules(settings: Settings, vllm_config: Any, geometry: Geometry, copies
 
 
 def _follow_events(side: SchedulerSide, vllm_config: Any, kv_cache_config: Any, hash_tokens: int) -> None:
-    from tutti_vllm.kv_events import KVEvents, are_enabled
+    from tutti_vllm.scheduler_side.kv_events import KVEvents, are_enabled
 
     if not are_enabled(vllm_config):
         return

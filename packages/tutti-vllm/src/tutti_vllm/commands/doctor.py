@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from tutti_vllm.commands.doctor_shared import examine_shared
 from tutti_vllm.compat import UnsupportedVllmError, check_vllm, untested
-from tutti_vllm.doctor_shared import examine_shared
 
 __all__ = ["examine"]
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from tutti_vllm.meters import SchedulerMeter
+from tutti_vllm.metrics.meters import SchedulerMeter
 from tutti_vllm.payload import Deltas
 
 __all__ = ["StatusLine", "describe"]

@@ -23,11 +23,11 @@ from tutti_engine import (
 from tutti_engine.execution.executor import Result
 from tutti_engine.shared.tier import is_shared_plan
 from tutti_engine.store.layout import StoreLayout
-from tutti_vllm.layer_loads import LayerLoads
 from tutti_vllm.messages import RequestLoad, StepOrders, StepReport
-from tutti_vllm.meters import WorkerMeter
+from tutti_vllm.metrics.meters import WorkerMeter
 from tutti_vllm.payload import Payload, merge
-from tutti_vllm.shared_worker import SharedWorker
+from tutti_vllm.worker_side.layer_loads import LayerLoads
+from tutti_vllm.worker_side.shared_worker import SharedWorker
 
 __all__ = ["WorkerSide", "leave_pages_here"]
 

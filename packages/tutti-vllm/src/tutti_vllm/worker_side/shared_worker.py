@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from tutti_engine import ExecutionSettings, LoadPlan, LoadResult, Mover, StorePlan, TuttiEngine
 from tutti_engine.execution.executor import Result
 from tutti_engine.store.layout import StoreLayout
-from tutti_vllm.meters import WorkerMeter
+from tutti_vllm.metrics.meters import WorkerMeter
 from tutti_vllm.payload import Payload
 
 __all__ = ["OpenShared", "SharedWorker"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tutti_vllm.unsupported import UnsupportedError
+from tutti_vllm.start.unsupported import UnsupportedError
 
 __all__ = ["Topology", "has_draft_model", "read_topology"]
 

@@ -10,11 +10,11 @@ from typing import Protocol
 from tutti_engine import ChunkKey, TuttiEngine
 from tutti_engine.chunk_key import keys_from_block_hashes
 from tutti_engine.policies.eviction import Use
-from tutti_vllm.adapters import Adapter, mixed
-from tutti_vllm.load_mode import Choice
-from tutti_vllm.meters import SchedulerMeter
-from tutti_vllm.prefill_times import Prefill
-from tutti_vllm.shared_scheduler import SharedSide
+from tutti_vllm.metrics.meters import SchedulerMeter
+from tutti_vllm.scheduler_side.adapters import Adapter, mixed
+from tutti_vllm.scheduler_side.load_mode import Choice
+from tutti_vllm.scheduler_side.prefill_times import Prefill
+from tutti_vllm.scheduler_side.shared_side import SharedSide
 
 __all__ = ["Request", "Tracked", "TrackedRequests"]
 

@@ -413,5 +413,5 @@ def markdown(metrics: Iterable[Metric] = METRICS) -> str:
 
 
 if __name__ == "__main__":
-    # Writes the documentation's table: python -m tutti_vllm.metric_table > table.md
+    # Writes the documentation's table: python -m tutti_vllm.metrics.metric_table > table.md
     print(markdown(), end="")

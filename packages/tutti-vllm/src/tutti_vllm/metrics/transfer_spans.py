@@ -18,10 +18,10 @@ from tutti_engine import LoadPlan, LoadResult, StorePlan, StoreResult
 from tutti_engine.execution.executor import Result
 from tutti_engine.severity import worse
 from tutti_engine.shared.tier import is_shared_plan
-from tutti_vllm.meters import ERROR_KINDS
+from tutti_vllm.metrics.meters import ERROR_KINDS
 
 if TYPE_CHECKING:
-    from tutti_vllm.tracked import Request
+    from tutti_vllm.scheduler_side.tracked import Request
 
 __all__ = ["INSTRUMENTATION", "TransferSpans", "find_tracer"]
 

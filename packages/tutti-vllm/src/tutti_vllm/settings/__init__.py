@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set, where it may come from, and what was chosen."""
