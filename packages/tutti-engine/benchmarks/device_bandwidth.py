@@ -6,7 +6,8 @@
 Load: files -> pinned staging -> pages, verified. Store: pages -> pinned staging -> files. Beside it, in the
 same rounds: the files read and written by threads of their own with ``preadv`` and ``pwritev`` ("files"), and
 as many bytes copied between pinned memory and the device ("link"). Medians in GB/s (10^9 bytes). The ratio is
-to the lower of the two; a load must reach 0.90 of it.
+to the lower of the two; a load must reach 0.90 of it. The last line tells what threads write that always take
+the next block of all, so that they are at the same file: a file system may let them do so one at a time.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,16 +97,27 @@ class Bench:
             if getattr(result, "errno", 0):
                 raise RuntimeError(f"a transfer failed: {result}")
 
-    def files(self, threads: int, *, write: bool) -> None:
-        """Move all bytes of the files, each thread in blocks of its own."""
+    def files(self, threads: int, *, write: bool, in_order: bool = False) -> None:
+        """Move all bytes of the files, each thread in blocks of its own, or each the next one of all."""
         memory = memoryview(self.pinned.numpy())
         opened = [os.open(self.layout.file_path(0, n), os.O_RDWR) for n in self.layout.files()]
         work = [(fd, at) for fd in opened for at in range(0, os.fstat(fd).st_size, BLOCK)]
         move = os.pwritev if write else os.preadv
         room = len(memory) // threads // BLOCK * BLOCK
 
+        following = iter(work)
+        lock = threading.Lock()
+
+        def next_ones() -> Iterator[tuple[int, int]]:
+            while True:
+                with lock:
+                    block = next(following, None)
+                if block is None:
+                    return
+                yield block
+
         def run(thread: int) -> None:
-            for turn, (fd, at) in enumerate(work[thread::threads]):
+            for turn, (fd, at) in enumerate(next_ones() if in_order else work[thread::threads]):
                 start = thread * room + turn * BLOCK % room
                 move(fd, [memory[start : start + min(BLOCK, os.fstat(fd).st_size - at)]], at)
 
@@ -155,6 +168,9 @@ def measure(bench: Bench, rounds: int, threads: int) -> dict[str, list[float]]:
         rates["files load"].append(rate(lambda: bench.files(threads, write=False), bench.total))
     for _ in range(rounds):  # last, as it writes over what was stored
         rates["files store"].append(rate(lambda: bench.files(threads, write=True), bench.total))
+        rates["files store in order"].append(
+            rate(lambda: bench.files(threads, write=True, in_order=True), bench.total)
+        )
     return rates
 
 
@@ -193,6 +209,7 @@ def main() -> None:
             f"{name:6s} engine {engine:6.2f}   files {files:6.2f}   link {link:6.2f} GB/s"
             f"   ratio {engine / min(files, link):5.2f}"
         )
+    print(f"files written in order, all threads at the same file: {medians['files store in order']:.2f} GB/s")
     if options.json:
         options.json.write_text(
             json.dumps({"settings": vars(options), "rates": rates, "medians": medians}, default=str, indent=1)

@@ -18,6 +18,7 @@ pytest.importorskip("tutti_runtime", reason="the local store needs tutti-runtime
 import numpy as np
 
 import tutti_runtime
+from tutti_engine.backend import SegmentBatch
 from tutti_engine.backends import local
 from tutti_engine.backends.local import LocalStoreBackend
 from tutti_engine.backends.local_files import is_memory
@@ -414,6 +415,37 @@ def test_a_file_system_in_memory_is_told_by_its_device(tmp_path: Path) -> None:
         assert is_memory(str(tmp_path), mounts) is expected, lines
     assert not is_memory(str(tmp_path), tmp_path / "absent")
     assert not is_memory(str(tmp_path / "absent"), mounts)
+
+
+@pytest.mark.parametrize("size", [3 << 20, 1 << 20, 64 << 10])
+def test_in_memory_files_are_written_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The kernel lets one thread at a time write to a file there."""
+    monkeypatch.setattr(local, "is_memory", lambda directory: True)
+    chunks, layers = 6, 2
+    layout = StoreLayout((str(tmp_path),), layers, size, layers * size, 2, chunks)
+    window = HostWindow(chunks * layers, size)
+    batch = SegmentBatch(
+        [chunk for chunk in range(chunks) for _ in range(layers)], [0, 1] * chunks, range(chunks * layers)
+    )
+    expected = os.urandom(window.nbytes)
+    window.memory[:] = expected
+    backend = LocalStoreBackend(layout, 0)
+    try:
+        backend.bind_staging(window)
+        segments = backend._segments(batch)
+        written = backend.requests(segments, write=True).array["target"].tolist()
+        assert len(set(written[:3])) == 3 and written == written[:3] * (len(written) // 3)
+        read = backend.requests(segments, write=False).array["target"].tolist()
+        assert read == sorted(read, key=read.index)
+        for start in (backend.write_segments, backend.read_segments):
+            handle = start(batch)
+            assert handle.wait(time.monotonic() + 60) and not any(handle.status())
+            window.memory[:] = bytes(window.nbytes) if start == backend.write_segments else window.memory
+    finally:
+        backend.shutdown()
+    assert bytes(window.memory) == expected
 
 
 def test_in_memory_threads_move_the_bytes_in_short_requests(

@@ -20,9 +20,12 @@ from tutti_engine.catalogue.catalogue import CATALOGUE_NAME, Record
 from tutti_engine.errors import GeometryError, RootError, StoreBusyError
 from tutti_engine.geometry import Geometry
 from tutti_engine.namespace import Namespace
+from tutti_engine.plan import ChunkKey, StorePlan, StoreResult
+from tutti_engine.planning.planner import Planner
 from tutti_engine.store import local_store
 from tutti_engine.store.layout import StoreLayout
 from tutti_engine.store.local_store import LocalStore, bytes_needed, chunks_that_fit
+from tutti_engine.store.slot_order import slot_order
 
 GEOMETRY = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=8192)
 NAMESPACE = Namespace({"model": "../../etc/passwd"})
@@ -375,6 +378,27 @@ def test_place_that_failed_twice_is_left_out_at_the_next_start(
         assert set(range(32)) - set(store.chunk_ids) == {5}
         assert 5 not in slots(store)
     assert "1 places are not used any more" in caplog.text
+
+
+def test_store_in_memory_fills_its_files_in_turn_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "slot_order", lambda layout: slot_order(layout, lambda directory: True))
+    large = Geometry(num_layers=2, block_tokens=16, blocks_per_chunk=1, page_bytes=64 << 20)
+    keys = [ChunkKey(b"key-%d" % number) for number in range(6)]
+    with open_store(tmp_path, chunks=24, geometry=large) as store:
+        planner = Planner(large, store.chunk_ids, journal=store.catalogue)
+        plan = planner.plan_store([(key, ((number,),)) for number, key in enumerate(keys)])
+        assert isinstance(plan, StorePlan)
+        places = [each.chunk_id for each in plan.transfers]
+        assert [store.layout.locate(place, 0)[0] for place in places] == [0, 1, 2, 0, 1, 2]
+        planner.complete_store(0, StoreResult(plan.plan_id, (b"s" * 16,) * 6))
+        assert store.catalogue.flush(10)
+    with open_store(tmp_path, chunks=24, geometry=large) as store:
+        planner = Planner(large, store.chunk_ids, records=store.records, journal=store.catalogue)
+        assert planner.lookup_prefix(keys) == 6
+        loaded = planner.plan_load([(key, ((number,),)) for number, key in enumerate(keys)])
+        assert [each.chunk_id for each in loaded.transfers] == places
 
 
 def test_damaged_catalogue_starts_empty_and_its_copy_counts(

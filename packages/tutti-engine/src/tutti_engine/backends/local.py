@@ -20,6 +20,7 @@ from tutti_engine.errors import RootError
 from tutti_engine.execution.settings import MAX_SECONDS
 from tutti_engine.geometry import SEGMENT_ALIGNMENT
 from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.slot_order import slot_order
 
 try:
     import numpy as np
@@ -90,6 +91,7 @@ class LocalStoreBackend:
         # A thread moves one request at a time: a batch must be enough of them for all threads.
         longest: int = THREAD_IO_BYTES if caps["data_path"] == "posix" else caps["max_single_io_bytes"]
         self._max_io_bytes = longest // SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT
+        self._in_memory = all(map(is_memory, layout.directories))
         self._targets = np.zeros(max(paths) + 1, np.uint64)
         self._lock = threading.Lock()
         self._live: dict[int, Transfer] = {}
@@ -130,12 +132,13 @@ class LocalStoreBackend:
         return str(self.runtime.caps()["data_path"])
 
     def chunk_ids(self, count: int) -> Sequence[int]:
-        """Return the chunk slots 0 to ``count - 1``."""
+        """Return the chunk slots 0 to ``count - 1``, in the order in which they should be filled."""
         if not 1 <= count <= self.layout.num_chunks:
             raise ValueError(
                 f"{count} chunk ids were asked for; there is room for 1 to {self.layout.num_chunks}"
             )
-        return range(count)
+        order = slot_order(self.layout)
+        return range(count) if isinstance(order, range) else [slot for slot in order if slot < count]
 
     def bind_staging(self, window: StagingWindow) -> None:
         """Register the window's memory with the runtime.
@@ -257,13 +260,18 @@ class LocalStoreBackend:
             )
             lengths = np.minimum(size - skip, limit)
             array = self._array(write, files, offsets + skip, window_offsets + skip, lengths)
-            return Requests(array, chosen, np.ones(len(array), np.int64))
+            return self._ordered(Requests(array, chosen, np.ones(len(array), np.int64)), files, write=write)
         heads = np.arange(len(chosen))
         if alone is None:
             heads = run_heads(files, offsets, window_offsets, size, limit // size)
         count = np.diff(np.append(heads, len(chosen)))
         array = self._array(write, files[heads], offsets[heads], window_offsets[heads], count * size)
-        return Requests(array, chosen[heads], count)
+        return self._ordered(Requests(array, chosen[heads], count), files[heads], write=write)
+
+    def _ordered(self, requests: Requests, files: Array, *, write: bool) -> Requests:
+        """Return requests in the order in which threads should take them."""
+        # Where one file takes one write at a time, threads that take neighbours would wait for each other.
+        return requests.take(in_turn(files)) if write and self._in_memory else requests
 
     def flushes(self, files: Sequence[int]) -> Requests:
         """Return the requests that make earlier writes to files durable."""
@@ -341,6 +349,15 @@ def column(name: str, values: Sequence[Any], limit: int) -> Array:
         raise ValueError(f"{name} {array[wrong][0]} is not one of 0..{limit - 1}")
     whole: Array = array.astype(np.int64)
     return whole
+
+
+def in_turn(files: Array) -> Array:
+    """Return the order in which each file has its first request before any has its second, and so on."""
+    by_file = np.argsort(files, kind="stable")
+    starts = np.flatnonzero(np.diff(files[by_file], prepend=-1))
+    turns = np.empty(len(files), np.int64)
+    turns[by_file] = np.arange(len(files)) - np.repeat(starts, np.diff(np.append(starts, len(files))))
+    return np.argsort(turns, kind="stable")
 
 
 def run_heads(files: Array, offsets: Array, window_offsets: Array, size: int, longest: int) -> Array:

@@ -42,6 +42,7 @@ from tutti_engine.store.roots import (
     write_private,
 )
 from tutti_engine.store.share import opening_turn, other_stores, reclaim
+from tutti_engine.store.slot_order import slot_order
 from tutti_engine.store.space import SpaceKeeper, SpaceSettings
 
 __all__ = ["LocalStore", "bytes_needed", "chunks_that_fit"]
@@ -210,11 +211,12 @@ class LocalStore:
 
     @property
     def chunk_ids(self) -> Sequence[int]:
-        """Every chunk id of the store that may be used."""
+        """Every chunk id of the store that may be used, in the order in which they should be filled."""
+        order = slot_order(self.layout)
         if not self._retired:
-            return range(self.layout.num_chunks)
+            return order
         retired = frozenset(self._retired)
-        return [slot for slot in range(self.layout.num_chunks) if slot not in retired]
+        return [slot for slot in order if slot not in retired]
 
     @property
     def directory(self) -> Path:

@@ -15,6 +15,7 @@ from typing import cast
 from tutti_engine.errors import GeometryError
 from tutti_engine.plan import ChunkId
 from tutti_engine.store.layout import StoreLayout
+from tutti_engine.store.slot_order import slot_order
 from tutti_engine.store.slots import PREPARATIONS, SlotFiles
 
 __all__ = ["SpaceKeeper", "SpaceSettings"]
@@ -92,7 +93,7 @@ class SpaceKeeper:
         self._place_bytes = ranks * layout.chunk_bytes
         resident = set(resident)
         taken = resident.union(retired)
-        self._stock = deque(slot for slot in range(layout.num_chunks) if slot not in taken)
+        self._stock = deque(slot for slot in slot_order(layout) if slot not in taken)
         self._with_planner = len(resident)
         self._ready: deque[int] = deque()
         self._returned: list[int] = []
