@@ -124,7 +124,7 @@ def fill(bench: Bench, names: list[str]) -> None:
         for length in bench.options.lengths:  # one by one, so that blocks of the last one are written before
             bench.ask(name, [bench.stored_prompt(length)], 1)
             bench.settle()
-        # In one process vLLM makes steps, and hears that the last prompt is stored, only as long as it is asked.
+        # In one process vLLM makes steps, and hears of its last stores, only as long as it is asked.
         bench.ask(name, bench.prompts([64], -1))
     bench.stop("tutti", "fs")
     bench.found["filled"] = True
