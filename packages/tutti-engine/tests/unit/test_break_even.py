@@ -62,6 +62,26 @@ def test_what_a_step_takes_in_any_case_is_not_saved_by_a_load() -> None:
         even.should_load(960, -1)
 
 
+def test_costs_of_the_first_time_do_not_refuse_for_ever() -> None:
+    """What is refused is measured no more."""
+    even = measured(1e-6, 1e-5)
+    for seconds in (0.5, 0.001, 0.001):
+        even.note_wait(seconds)
+        even.note_rest(8000, seconds)
+    assert even.should_load(7900, 100).why.startswith(
+        "load: 7900 tokens and 100 after them: load 7.9 ms, wait 1 ms, compute the rest 1 ms"
+    )
+
+
+def test_what_is_left_behind_a_long_prompt_takes_longer() -> None:
+    even = measured(1e-6, 1e-5)
+    for _ in range(3):
+        even.note_rest(1000, 0.019)
+        even.note_rest(64000, 0.056)
+    assert "the rest 56 ms" in even.should_load(50000, 40, context=60000).why
+    assert "the rest 19 ms" in even.should_load(960, 40).why
+
+
 def test_short_prompts_are_not_judged_by_what_long_ones_take_a_token() -> None:
     even = BreakEven()
     for _ in range(3):

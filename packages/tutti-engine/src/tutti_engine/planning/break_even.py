@@ -9,7 +9,9 @@ cost. Together that is compared with computing all of it.
 from __future__ import annotations
 
 import math
+import statistics
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 from tutti_engine.counters import Counters
@@ -28,6 +30,9 @@ _CONVINCED = 5
 
 _ENOUGH = 3
 """Measurements before an estimate is believed."""
+
+_RECENT = 9
+"""Measurements of which a median is taken."""
 
 _BELIEVABLE = 1e9
 """Tokens or seconds that one measurement may have: sums of squares then stay far from what a float holds."""
@@ -137,6 +142,32 @@ class SizedTimes:
         return self._all
 
 
+class RecentTimes:
+    """Medians of what was measured last, near a size where that was measured often enough.
+
+    What goes up with these times are refusals, and what is refused is measured no more: one that held a cost
+    of the first time must not stand for all.
+    """
+
+    def __init__(self) -> None:
+        self._all: deque[float] = deque(maxlen=_RECENT)
+        self._near: dict[int, deque[float]] = {}
+
+    def note(self, size: float, seconds: float) -> bool:
+        """As ``TimeModel.note``."""
+        if not (0 < size <= _BELIEVABLE and 0 < seconds <= _BELIEVABLE):
+            return False
+        self._all.append(seconds)
+        self._near.setdefault(math.frexp(size)[1], deque(maxlen=_RECENT)).append(seconds)
+        return True
+
+    def predict(self, size: float) -> float:
+        """Return the expected seconds, 0 as long as too little was measured."""
+        near = self._near.get(math.frexp(size)[1], ())
+        times = near if len(near) >= _ENOUGH else self._all
+        return statistics.median(times) if len(times) >= _ENOUGH else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An answer with its reasons.
@@ -191,8 +222,8 @@ class BreakEven:
         self._lock = threading.Lock()
         self._load = TimeModel()
         self._compute = SizedTimes()
-        self._rest = TimeModel()
-        self._wait = TimeModel()
+        self._rest = RecentTimes()
+        self._wait = RecentTimes()
         self._refused_in_a_row = 0
 
     def note_load(self, tokens: int, seconds: float) -> None:
@@ -248,7 +279,7 @@ class BreakEven:
         with self._lock:
             return f"load: {_rate(self._load)}; compute: {_rate(self._compute.overall)}"
 
-    def _note(self, model: TimeModel | SizedTimes, tokens: int, seconds: float) -> None:
+    def _note(self, model: TimeModel | SizedTimes | RecentTimes, tokens: int, seconds: float) -> None:
         with self._lock:
             taken = model.note(tokens, seconds)
         if not taken:
@@ -263,7 +294,7 @@ class BreakEven:
                 )
         load, compute = self._load.predict(tokens), self._compute.predict(tokens + rest)
         after = self._after(rest, context)
-        wait = self._wait.predict(1) if beside and rest and self._wait.known else 0.0
+        wait = self._wait.predict(1) if beside and rest else 0.0
         whole = load + wait + after if beside else max(load, after)
         numbers = f"{tokens} tokens: load {_ms(load)}, compute {_ms(compute)}"
         if rest:
@@ -287,9 +318,8 @@ class BreakEven:
         """Return what computing the rest takes: no less than a step of a few tokens behind as many others."""
         if not rest:
             return 0.0
-        least = self._rest.predict(context) if self._rest.known else 0.0
         # A line through long prompts alone says nothing of a few tokens.
-        return max(least, self._compute.predict(rest))
+        return max(self._rest.predict(context), self._compute.predict(rest))
 
 
 def _ms(seconds: float) -> str:
