@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +81,22 @@ def run(runtime: tr.Runtime, requests: np.ndarray, timeout: float = 30.0) -> tr.
     assert result.accepted.all(), result.errors
     assert result.handle is not None
     return runtime.wait(result.handle, timeout)
+
+
+def until_the_kernel_holds_a_thread(seconds: float = 30.0) -> None:
+    """Return once a thread of this process, io_uring's among them, waits in the kernel and goes on to."""
+    end, before = time.monotonic() + seconds, set[str]()
+    while True:
+        now = set()
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # it may have ended
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                now |= {task.name} if state == "D" else set()
+        if now & before:
+            return
+        assert time.monotonic() < end, "nothing is held"
+        before = now
+        threading.Event().wait(0.02)
 
 
 def open_files() -> int:

@@ -14,7 +14,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from runtime_kit import KIB, PAGE, Buffer, LoopMount, Setup, batch, request, run
+from runtime_kit import (
+    KIB,
+    PAGE,
+    Buffer,
+    LoopMount,
+    Setup,
+    batch,
+    request,
+    run,
+    until_the_kernel_holds_a_thread,
+)
 
 import tutti_runtime as tr
 
@@ -40,6 +50,8 @@ class Held:
         )
         assert result.handle is not None
         self.handle = result.handle
+        # What no device has begun is another matter: a shutdown may cancel it.
+        until_the_kernel_holds_a_thread()
 
     def finish(self) -> tr.Completion:
         self.mount.thaw()
