@@ -46,7 +46,7 @@ USUAL = [name for name in VARIANTS if name != "tutti, 16 threads"]
 SMALL = ("nothing", "tutti, no stores")
 """Engines that are asked for new prompts only."""
 
-SHORTER = ("8 threads", "16 threads")
+SHORTER = ("8 threads", "16 threads", "drive")
 """Engines that are not asked for the longest prompts: five with room for those fill a device."""
 
 STORED_SEED = 1_000_000
@@ -166,7 +166,9 @@ class Bench:
 
     def settle(self) -> None:
         """Wait until nobody writes any more."""
-        engines.wait_for_quiet(self.place.folder)
+        for folder in (self.place.folder, self.place.drive):
+            if folder is not None:
+                engines.wait_for_quiet(folder)
 
     def stop(self, *names: str) -> None:
         """End engines, all at a time."""

@@ -21,6 +21,7 @@ def table(found: dict[str, Any]) -> str:
         ("new", "new prompt: first token, ms"),
         ("stored", "stored prompt: first token, ms"),
         ("layers", "first token, ms"),
+        ("drive", "stored on a drive: first token, ms"),
     ):
         kinds = found.get(part, {})
         names = list(dict.fromkeys(name for kind in kinds.values() for name in kind))
@@ -31,15 +32,7 @@ def table(found: dict[str, Any]) -> str:
             cells = [kinds[kind].get(name) for kind in kinds]
             shown = ["" if cell is None else f"{statistics.median(cell) * 1e3:.2f}" for cell in cells]
             text.append(f"| {name} | " + " | ".join(shown) + " |")
-    hits = found.get("hits", {})
-    for variant in dict.fromkeys(name for each in hits.values() for name in each):
-        shown = []
-        for length, each in hits.items():
-            if variant in each:
-                least, most = min(each[variant]), max(each[variant])
-                seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-                shown.append(f"{seen} of {int(length):,}")
-        text.append(f"hits, {variant}: " + ", ".join(shown))
+    text += [*_hits(found.get("hits", {}), "hits"), *_hits(found.get("drive hits", {}), "hits, on a drive")]
     for length, variants in found.get("loads", {}).items():
         text.append(f"\nmilestones of loads of {length} tokens, ms after arrival, medians:")
         for variant, entries in variants.items():
@@ -72,3 +65,17 @@ def table(found: dict[str, Any]) -> str:
     for name, error in found.get("failed", {}).items():
         text.append(f"{name} ended: {error[-300:]}")
     return "\n".join([*text, "", *goals(found)])
+
+
+def _hits(hits: dict[str, dict[str, list[int]]], title: str) -> list[str]:
+    """Return a line for each variant: the fewest and the most tokens of each length."""
+    text = []
+    for variant in dict.fromkeys(name for each in hits.values() for name in each):
+        shown = []
+        for length, each in hits.items():
+            if variant in each:
+                least, most = min(each[variant]), max(each[variant])
+                seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+                shown.append(f"{seen} of {int(length):,}")
+        text.append(f"{title}, {variant}: " + ", ".join(shown))
+    return text

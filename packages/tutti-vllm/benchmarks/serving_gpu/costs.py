@@ -16,7 +16,8 @@ with the way of copying, its multiprocessors, the rest in idle steps and the num
 milestones of each load, and what each callback costs, from ``watched_connector``.
 
 ``layers``: prompts that are stored in part, loaded layer by layer and as a whole, and from traces how much of
-that is hidden.
+that is hidden. Then stored prompts on a drive that is slower than computing (``--drive``), beside vLLM that
+computes them: once three loads have been measured, they are to be refused.
 
 The last table says which goals were reached. A part that fails costs no other one, and what was measured
 before is kept: it is written after every turn.
@@ -120,15 +121,17 @@ def fill(bench: Bench, names: list[str]) -> None:
         if name not in bench.running:
             bench.start(name, name)
     for name in names:
-        bench.tune(name, NEW | {"fs": ("fs", {})})
+        bench.tune(name, NEW | {"fs": ("fs", {}), "drive": ("drive", {})})
         for length in bench.options.lengths:  # one by one, so that blocks of the last one are written before
+            if length > bench.room[name]:
+                continue
             bench.ask(name, [bench.stored_prompt(length)], 1)
             bench.settle()
         # In one process vLLM makes steps, and hears of its last stores, only as long as it is asked.
         for _ in range(3) if bench.options.cpu else ():
             bench.ask(name, bench.prompts([64], -1))
             bench.settle()
-    bench.stop("tutti", "fs")
+    bench.stop("tutti", "fs", "drive")
     bench.found["filled"] = True
 
 
@@ -188,11 +191,13 @@ def _ask_for_stored(bench: Bench, variant: str, turn: int) -> None:
 def measure_layers(bench: Bench) -> None:
     """Measure loads that a step waits for layer by layer, and how much of them is hidden."""
     options = bench.options
-    fill(bench, ["tutti"])
+    fill(bench, ["tutti", "drive"])
     bench.stop(*list(bench.running))
     names = ["tutti layer-wise", "tutti"]
     for name in names:
         bench.start(name, name, watched=True, traced=True)
+    for name in ("drive", "alone"):
+        bench.start(name, name)
     length = max(each for each in options.lengths if each <= options.layers_length)
     stem = bench.stored_prompt(length)
     for name in names:
@@ -208,8 +213,31 @@ def measure_layers(bench: Bench) -> None:
                 last = turn == options.turns - 1 and share < 100
                 _ask_for_share(bench, name, share, stem[:kept] + tail, traced=last)
         bench.save()
+    bench.stop(*names)
+    _measure_drive(bench)
     bench.stop(*list(bench.running))
     say(table(bench.found))
+
+
+def _measure_drive(bench: Bench) -> None:
+    """Measure hits that are slower than computing: none may be loaded once that is known."""
+    options = bench.options
+    lengths = [length for length in options.lengths if length <= bench.room["drive"]]
+    for name in ("drive", "alone"):
+        for turn in range(4):
+            bench.forget(name)
+            bench.ask(name, bench.prompts(lengths[:2], 8000 + turn), 1)
+            bench.ask(name, [bench.stored_prompt(lengths[0])], 1)
+    for turn in range(options.turns):
+        for name in in_turn(["drive", "alone"], turn):
+            bench.forget(name)
+            bench.ask(name, bench.prompts([options.new_lengths[0]], 8100 + turn))
+            for length in lengths:
+                answers = bench.ask(name, [bench.stored_prompt(length)], 4)
+                if answers is not None:
+                    bench.note("drive", str(length), name, answers.first_token_seconds[0])
+                    bench.note("drive hits", str(length), name, answers.hit_tokens[0])
+        bench.save()
 
 
 def count_calls(bench: Bench, name: str) -> None:
@@ -280,6 +308,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--capacity", type=int, default=30 << 30, help="bytes of Tutti's stores")
     parser.add_argument("--host-bytes", type=int, default=16 << 30, help="the peers' host memory")
     parser.add_argument("--folder", type=Path, help="where stores are made; default: a temporary directory")
+    parser.add_argument("--drive", type=Path, help="a folder on a drive; default: the temporary folder")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds for an answer or a start")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -288,10 +317,16 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print. The result is written after every turn."""
     options = arguments()
-    with tempfile.TemporaryDirectory(
-        prefix="tutti-costs-", dir=options.folder, ignore_cleanup_errors=True
-    ) as folder:
-        bench = Bench(Place(Path(folder), options.capacity, options.host_bytes, {}), options)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="tutti-costs-", dir=options.folder, ignore_cleanup_errors=True
+        ) as folder,
+        tempfile.TemporaryDirectory(
+            prefix="tutti-costs-", dir=options.drive, ignore_cleanup_errors=True
+        ) as drive,
+    ):
+        place = Place(Path(folder), options.capacity, options.host_bytes, {}, Path(drive))
+        bench = Bench(place, options)
         try:
             for part in options.parts:
                 _run_part(bench, part)

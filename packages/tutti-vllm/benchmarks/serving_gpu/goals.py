@@ -77,6 +77,7 @@ def _from(kinds: dict[str, Any], least: int) -> dict[str, Any]:
 
 
 def _layers(found: dict[str, Any]) -> Iterator[Goal]:
+    yield from _rows(found.get("drive", {}), "drive", "alone", 1.02, "stored on a drive, of computing it")
     for share, names in found.get("overlap", {}).items():
         seen: Any = names.get("tutti layer-wise")
         if isinstance(seen, dict):

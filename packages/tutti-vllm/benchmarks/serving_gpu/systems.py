@@ -51,16 +51,18 @@ class Place:
         capacity: bytes of Tutti's store.
         host_bytes: host memory of the peers' first tier.
         settings: more settings of Tutti.
+        drive: a directory on a drive, for a store that is slower than computing.
     """
 
     folder: Path
     capacity: int
     host_bytes: int
     settings: dict[str, Any]
+    drive: Path | None = None
 
     def root(self, system: str) -> Path:
         """The directory of a system's store; it is there afterwards."""
-        path = self.folder / system
+        path = (self.drive if system == "drive" and self.drive else self.folder) / system
         path.mkdir(exist_ok=True)
         return path
 
@@ -85,6 +87,8 @@ def connector(system: str, place: Place) -> dict[str, Any] | None:
     if system == "tutti, no stores":
         # Prompts that nobody repeats are looked up, and never stored.
         return engines.tutti(place.root(system), place.capacity, admission="second_sight")
+    if system == "drive":
+        return engines.tutti(place.root(system), place.capacity)
     if system.startswith("tutti"):
         layerwise = {"load_mode": "layerwise"} if system == "tutti layer-wise" else {}
         return engines.tutti(place.root("tutti"), place.capacity, **(place.settings | layerwise))

@@ -236,7 +236,17 @@ def costs(load, monkeypatch, tmp_path):
     Engine.started, Engine.asked, Engine.dies = [], [], ""
     monkeypatch.setattr(engines, "EngineProcess", Engine)
     monkeypatch.setattr(engines, "wait_for_quiet", lambda folder: None)
-    arguments = ["--folder", str(tmp_path), "--json", str(tmp_path / "costs.json"), "--turns", "2"]
+    (tmp_path / "drive").mkdir()
+    arguments = [
+        "--folder",
+        str(tmp_path),
+        "--drive",
+        str(tmp_path / "drive"),
+        "--json",
+        str(tmp_path / "costs.json"),
+        "--turns",
+        "2",
+    ]
     lengths = ["--lengths", "300", "900", "--new-lengths", "100", "200", "--pause", "0", "--new-turns", "1"]
     monkeypatch.setattr(sys, "argv", ["costs", *arguments, *lengths])
     return module
@@ -270,6 +280,11 @@ def test_all_parts_ask_all_variants_and_tell_what_came_of_it(costs, monkeypatch,
     assert [facts.get("TUTTI_THREADS") for facts in stored] == [None, "8", None, None]
     assert [facts["load_mode"] for facts in stored[-2:]] == ["layerwise", "async"]
     assert "| stored, of computing it, 900 | 1.000 | 1.02 | reached |" in printed
+    assert found["drive"] == {"300": {"drive": [0.1, 0.1], "alone": [0.1, 0.1]}}
+    assert "| stored on a drive, of computing it, 300 | 1.000 | 1.02 | reached |" in printed
+    roots = {Path(facts["root"]) for _, facts in Engine.started if "root" in facts}
+    assert {root.name for root in roots} == {"tutti", "tutti, no stores", "drive"}
+    assert {root.parent.parent for root in roots if root.name == "drive"} == {tmp_path / "drive"}
 
 
 def test_no_stored_prompt_begins_as_another_one(costs):
