@@ -163,6 +163,73 @@ def test_refusals_do_not_last_for_ever_without_a_measurement() -> None:
     assert (even.counters["break_even_refused"], even.counters["break_even_probes"]) == (9, 3)
 
 
+def test_hits_of_one_size_are_tried_again_although_those_of_another_are_loaded() -> None:
+    """What those of the one size take says nothing of the other."""
+    even = measured(1e-6, 1e-5, probe_every=4)
+    for _ in range(3):
+        even.note_rest(60000, 30.0)
+    answers = []
+    for _ in range(8):
+        answers.append(bool(even.should_load(59900, 100)))
+        assert even.should_load(960)
+    assert answers == 2 * [False, False, False, True]
+
+
+def test_hits_of_two_sizes_that_take_turns_are_both_tried_again() -> None:
+    even = measured(1e-3, 1e-5, probe_every=4)
+    loaded = dict.fromkeys((1000, 9000), 0)
+    for _ in range(24):
+        for tokens in loaded:
+            loaded[tokens] += bool(even.should_load(tokens))
+    assert min(loaded.values()) >= 6, "one in four of 24"
+    assert sum(loaded.values()) <= 24, "one in four of each, and one in four of all"
+
+
+def test_hits_of_all_sizes_together_are_tried_again() -> None:
+    """However many sizes there are: the drive is the same."""
+    even = measured(1e-3, 1e-5, probe_every=4)
+    assert any(even.should_load(1 << size) for size in range(4, 12))
+
+
+@pytest.mark.parametrize("what", ["rest", "load", "compute the rest"])
+def test_bad_first_measurements_of_one_size_are_forgotten_while_others_are_loaded(what: str) -> None:
+    """A server whose first long hits were slow, for whatever reason, and whose short ones are fine."""
+    even = measured(1e-6, 1e-4)
+    bad = {
+        "rest": lambda: even.note_rest(50000, 600.0),
+        "load": lambda: even.note_load(40000, 600.0),
+        "compute the rest": lambda: even.note_compute(10000, 600.0),
+    }[what]
+    for _ in range(3):
+        bad()
+    rest = 10000 if what == "compute the rest" else 100
+    last = []
+    for _ in range(600):
+        if even.should_load(960, 40):
+            even.note_load(960, 960e-6)
+            even.note_rest(1000, 0.001)
+        last.append(bool(even.should_load(40000, rest, context=50000)))
+        if not last[-1]:
+            even.note_compute(40000 + rest, 1e-4 * (40000 + rest))
+            continue
+        even.note_load(40000, 0.04)
+        if rest < 1000:
+            even.note_rest(50000, 0.002)
+        else:
+            even.note_compute(rest, 1e-4 * rest)
+    assert all(last[-100:])
+
+
+def test_a_short_prompt_is_not_refused_for_what_a_step_behind_a_long_one_takes() -> None:
+    even = measured(1e-6, 1e-5)
+    for _ in range(3):
+        even.note_rest(64000, 0.5)
+    assert even.should_load(960, 40).why.endswith("compute the rest 0.4 ms; compute all 10 ms")
+    for _ in range(3):
+        even.note_rest(2000, 0.004)
+    assert "the rest 4 ms" in even.should_load(30000, 40).why, "no less than behind a shorter one"
+
+
 def test_what_is_known_can_be_read() -> None:
     assert BreakEven().explain() == "load: 0 of 3 measurements; compute: 0 of 3 measurements"
     assert (

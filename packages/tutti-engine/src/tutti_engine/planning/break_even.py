@@ -143,29 +143,32 @@ class SizedTimes:
 
 
 class RecentTimes:
-    """Medians of what was measured last, near a size where that was measured often enough.
+    """Medians of what was measured last, for each power of two of a size that times grow with.
 
     What goes up with these times are refusals, and what is refused is measured no more: one that held a cost
-    of the first time must not stand for all.
+    of the first time must not stand for all, nor what a large size takes for a small one.
     """
 
     def __init__(self) -> None:
-        self._all: deque[float] = deque(maxlen=_RECENT)
         self._near: dict[int, deque[float]] = {}
 
     def note(self, size: float, seconds: float) -> bool:
         """As ``TimeModel.note``."""
         if not (0 < size <= _BELIEVABLE and 0 < seconds <= _BELIEVABLE):
             return False
-        self._all.append(seconds)
         self._near.setdefault(math.frexp(size)[1], deque(maxlen=_RECENT)).append(seconds)
         return True
 
+    @property
+    def samples(self) -> int:
+        """Measurements that are remembered, of all sizes."""
+        return sum(map(len, self._near.values()))
+
     def predict(self, size: float) -> float:
-        """Return the expected seconds, 0 as long as too little was measured."""
-        near = self._near.get(math.frexp(size)[1], ())
-        times = near if len(near) >= _ENOUGH else self._all
-        return statistics.median(times) if len(times) >= _ENOUGH else 0.0
+        """Return the least that is expected, in seconds: 0 where too little was measured up to this size."""
+        place = math.frexp(size)[1]
+        known = [near for near, times in self._near.items() if near <= place and len(times) >= _ENOUGH]
+        return statistics.median(self._near[max(known)]) if known else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,8 @@ class BreakEven:
     """Compares what loads took with what computing took. All calls may come from any thread.
 
     As long as either is not known loads are welcome: they are how it becomes known. Once loads are refused
-    none would ever be measured again, so one in ``probe_every`` goes through all the same.
+    none would ever be measured again, so one in ``probe_every`` goes through all the same: of all that were
+    refused in a row, and of those of each size, which others that are loaded say little of.
 
     Its counters: ``break_even_loads``, ``break_even_refused``, ``break_even_probes`` (answers),
     ``break_even_ignored`` (measurements that mean nothing).
@@ -225,6 +229,8 @@ class BreakEven:
         self._rest = RecentTimes()
         self._wait = RecentTimes()
         self._refused_in_a_row = 0
+        # By the powers of two of what a decision goes by, since the last one that went through for it.
+        self._refused_alike: dict[tuple[int, ...], int] = {}
 
     def note_load(self, tokens: int, seconds: float) -> None:
         """Take the duration of a load that succeeded."""
@@ -306,13 +312,21 @@ class BreakEven:
             self._refused_in_a_row = 0
             self.counters.add("break_even_loads")
             return Decision(True, f"load: {numbers}", load, compute)
-        self._refused_in_a_row += 1
-        if self._refused_in_a_row >= self._probe_every:
-            self._refused_in_a_row = 0
+        if self._is_probe(tokens, rest, context):
             self.counters.add("break_even_probes")
             return Decision(True, f"load to measure anew: {numbers}", load, compute)
         self.counters.add("break_even_refused")
         return Decision(False, f"compute: {numbers}", load, compute)
+
+    def _is_probe(self, *sizes: int) -> bool:
+        """Return whether a load goes through although it was to be refused; counts it as refused else."""
+        alike = tuple(size.bit_length() for size in sizes)
+        self._refused_in_a_row += 1
+        self._refused_alike[alike] = count = self._refused_alike.get(alike, 0) + 1
+        if max(count, self._refused_in_a_row) < self._probe_every:
+            return False
+        self._refused_in_a_row = self._refused_alike[alike] = 0
+        return True
 
     def _after(self, rest: int, context: int) -> float:
         """Return what computing the rest takes: no less than a step of a few tokens behind as many others."""
