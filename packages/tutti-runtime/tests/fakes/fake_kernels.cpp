@@ -48,7 +48,22 @@ void run_warps(unsigned count, F warp) {
   }
 }
 
+/// Whether a GPU can: memory of its own, or pinned.
+bool reaches(const void* address, std::uint64_t size) {
+  const std::lock_guard lock(the_mutex);
+  const auto first = reinterpret_cast<std::uint64_t>(address);
+  const auto* const range = find(first);
+  return range != nullptr && first + size <= range->first + range->second.size;
+}
+
+bool reaches(const IssueLane& lane) {
+  return reaches(&lane, sizeof lane) && reaches(lane.sq.entries, lane.sq.depth * sizeof(Command)) &&
+         reaches(lane.cq.entries, lane.cq.depth * sizeof(Completion)) &&
+         reaches(lane.sq_doorbell, sizeof(std::uint32_t)) && reaches(lane.cq_doorbell, sizeof(std::uint32_t));
+}
+
 constexpr int kNotFound = 500;
+constexpr int kIllegalAddress = 700;
 constexpr const char* kServe = "tutti_nvme_serve";
 constexpr const char* kAnswer = "tutti_nvme_answer";
 
@@ -99,6 +114,13 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, unsigned
                    unsigned, Stream* stream, void** parameters, void**) {
   first_use(stream, static_cast<const char*>(function));
   pass();
+  if (function == kServe) {
+    const auto* const lanes = parameter<IssueLane*>(parameters, 1);
+    const auto count = parameter<std::uint32_t>(parameters, 2);
+    if (!std::all_of(lanes, lanes + count, [](const IssueLane& lane) { return reaches(lane); })) {
+      return kIllegalAddress;
+    }
+  }
   const std::function<void()> kernel = make_kernel(function, grid_x, block_x, parameters);
   const int priority = stream->priority;
   {
