@@ -82,6 +82,8 @@ class TuttiEngine:
             )
         )
         self.break_even = BreakEven() if break_even is None else break_even
+        if self._planner is not None:
+            self._planner.on_loaded = self._note_load
         self._backend = backend
         self._rank = rank
         self._executor: Executor | None = None
@@ -136,14 +138,14 @@ class TuttiEngine:
         return self.planner.plan_store(candidates, prefixes, uses)
 
     def complete_load(self, result: LoadResult, rank: int | None = None) -> bool:
-        """Take one rank's report of a load, also as a measurement of what loading costs.
+        """Take one rank's report of a load; the last one's is also a measurement of what loading costs.
 
         ``rank`` as ``Planner.complete_load`` has it.
         """
-        chunks = self.planner.chunks_loading(result.plan_id, rank)
-        if chunks and result.bytes_read and not result.failed:
-            self.break_even.note_load(chunks * self.geometry.chunk_tokens, result.seconds)
         return self.planner.complete_load(result, rank)
+
+    def _note_load(self, chunks: int, seconds: float) -> None:
+        self.break_even.note_load(chunks * self.geometry.chunk_tokens, seconds)
 
     def complete_store(self, rank: int, result: StoreResult) -> bool:
         """Take one rank's report of a store."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
@@ -55,17 +56,40 @@ def test_a_load_that_failed_is_no_measurement():
     assert "load: 0 of 3" in engine.break_even.explain()
 
 
-def test_a_report_that_comes_twice_is_one_measurement_and_one_rank():
+def two_ranks():
+    """Return an engine of two ranks that have stored a chunk."""
     engine = TuttiEngine(GEOMETRY, chunk_ids=range(4), ranks=2)
     plan = engine.plan_store([(KEY, ((0, 1),))])
     for rank in range(2):
         engine.take(rank, StoreResult(plan.plan_id, (bytes(16),)))
+    return engine
+
+
+def test_a_report_that_comes_twice_is_one_measurement_and_one_rank():
+    engine = two_ranks()
     for number in range(2):
         load = engine.plan_load([(KEY, ((0, 1),))])
         for _ in range(3):
             engine.take(0, LoadResult(load.plan_id, bytes_read=1 << 20, seconds=1.0))
-        assert engine.planner.pending_loads == number + 1
-    assert "load: 2 of 3" in engine.break_even.explain()
+        assert engine.planner.pending_loads == 1
+        engine.take(1, LoadResult(load.plan_id, bytes_read=1 << 20, seconds=1.0))
+        assert f"load: {number + 1} of 3" in engine.break_even.explain()
+
+
+def test_a_load_takes_as_long_as_its_slowest_rank_and_one_that_a_rank_failed_is_no_measurement():
+    """A request waits for all of them."""
+    engine = two_ranks()
+    for slow in (0, 1, 0, 1):
+        load = engine.plan_load([(KEY, ((0, 1),))])
+        for rank in range(2):
+            seconds = 1.0 if rank == slow else 0.1
+            engine.take(rank, LoadResult(load.plan_id, bytes_read=1 << 20, seconds=seconds))
+    assert engine.break_even.load_seconds(32) == pytest.approx(1.0)
+    for _ in range(5):
+        load = engine.plan_load([(KEY, ((0, 1),))])
+        engine.take(0, LoadResult(load.plan_id, bytes_read=1 << 20, seconds=1e-3))
+        engine.take(1, LoadResult(load.plan_id, (0,), errno.ECANCELED, untried=(0,)))
+    assert engine.break_even.load_seconds(32) == pytest.approx(1.0)
 
 
 def test_each_side_says_what_it_lacks():

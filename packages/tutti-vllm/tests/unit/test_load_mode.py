@@ -139,7 +139,9 @@ def test_what_the_server_takes_to_look_at_a_load_counts_where_nothing_else_is_lo
     for plan in range(3):
         made.begin(plan, 1000, parked=True)
         made.clock.now += 0.05
-        made.end(plan, 0.01)
+        for seconds in (0.004, 0.01, 0.002):
+            made.note_part(plan, seconds, failed=False)
+        made.end(plan)
     assert not made.choose(1000, 10, 0).load, "10 ms and 40 ms of waiting, beside 20 ms"
     assert "wait 40 ms" in made.choose(1000, 10, 0).why
 
@@ -153,7 +155,9 @@ def test_loads_that_say_nothing_of_the_server_s_delay_are_left_out(what):
             made.begin(plan + 1, 1000, parked=True)
         made.clock.now += 0.05
         for each in (plan, plan + 1):
-            made.end(each, 0.0 if what == "failed" else 0.01)
+            made.note_part(each, 0.01, failed=what == "failed")
+            made.note_part(each, 0.005, failed=False)
+            made.end(each)
     assert made.choose(1000, 10, 0).load
 
 

@@ -115,12 +115,6 @@ class Planner(PlannerReports):
         self._index.let_go(keys)
 
     @serial
-    def chunks_loading(self, plan_id: int, rank: int | None = None) -> int:
-        """Return how many chunks a load plan has that some rank, or this one, has not reported yet."""
-        load = self._loads.get(plan_id)
-        return 0 if load is None or rank in load.ranks else len(load.pinned)
-
-    @serial
     def unknown(self, keys: Sequence[ChunkKey]) -> list[int]:
         """Return the positions of chunks that are neither stored nor on their way."""
         return self._index.missing(keys)

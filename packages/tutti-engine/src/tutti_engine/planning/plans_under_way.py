@@ -27,6 +27,9 @@ class Load:
     guilty: set[int] = field(default_factory=set)
     corrupt: set[int] = field(default_factory=set)
     errno: int = 0
+    # All ranks' bytes, and the time of the slowest.
+    bytes_read: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)

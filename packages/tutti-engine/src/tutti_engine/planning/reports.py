@@ -99,6 +99,8 @@ class PlannerReports:
         self._keeps_records = journal is not None
         self._next_plan_id = 1
         self._on_stored: Callable[[ChunkKey], None] = lambda key: None
+        # Told of a load that no rank failed: how many chunks, and the seconds of the slowest rank.
+        self.on_loaded: Callable[[int, float], None] = lambda chunks, seconds: None
         self._loads: dict[int, Load] = {}
         self._stores: dict[int, Store] = {}
 
@@ -156,6 +158,8 @@ class PlannerReports:
         load.guilty.update(set(result.failed) - set(result.untried))
         load.corrupt.update(result.corrupt)
         load.errno = worse(load.errno, result.errno)
+        load.bytes_read += result.bytes_read
+        load.seconds = max(load.seconds, result.seconds)
         load.ranks_left -= 1
         if load.ranks_left:
             return False
@@ -173,6 +177,8 @@ class PlannerReports:
         self._room.retire()
         if load.errno not in NO_ROOM_ERRORS:
             self._judge(self.load_breaker, "load", len(load.failed), load.errno)
+        if load.bytes_read and not load.failed:
+            self.on_loaded(len(pinned), load.seconds)
         return True
 
     @serial

@@ -79,6 +79,8 @@ class _Load:
     guilty: set[int] = field(default_factory=set)
     errno: int = 0
     damaged: bool = False
+    # Of the slowest rank.
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -337,10 +339,7 @@ class SharedTier:
             return False
         load.ranks.add(rank)
         self._count("shared_read_bytes", result.bytes_read)
-        tokens = len(load.keys) * self.geometry.chunk_tokens
-        if result.seconds and (not result.failed or result.errno == errno.ETIMEDOUT):
-            # One that was too late took at least as long.
-            self.break_even.note_load(tokens, result.seconds)
+        load.seconds = max(load.seconds, result.seconds)
         load.failed.update(result.failed)
         load.guilty.update(set(result.failed) - set(result.untried))
         load.errno = worse(load.errno, result.errno)
@@ -348,6 +347,9 @@ class SharedTier:
         if len(load.ranks) < load.num_ranks:
             return False
         del self._loads[result.plan_id]
+        if load.seconds and (not load.failed or load.errno == errno.ETIMEDOUT):
+            # One that was too late took at least as long.
+            self.break_even.note_load(len(load.keys) * self.geometry.chunk_tokens, load.seconds)
         self._count("shared_load_chunks", len(load.keys) - len(load.failed))
         self._count("shared_load_failed_chunks", len(load.failed))
         self._settle_load(load)

@@ -7,6 +7,7 @@ import time
 import pytest
 from shared_rig import GEOMETRY, Clock, keys_of
 
+from tutti_engine import LoadResult
 from tutti_engine.shared import tier as shared_tier
 from tutti_engine.shared.object_header import OBJECT_VERSION
 from tutti_engine.shared.tier import SharedTierSettings
@@ -301,6 +302,21 @@ def test_one_rank_that_reports_twice_does_not_speak_for_another(server):
     assert other.tier.counters["shared_read_bytes"] == result.bytes_read
     assert other.tier.complete_load(1, result)
     assert other.tier.pending_loads == 0
+
+
+def test_a_load_takes_as_long_as_its_slowest_rank(server):
+    one, chunk = server(), GEOMETRY.chunk_tokens
+    one.tier._load_ranks = 2
+    for slow in (0, 1, 0, 1):
+        plan = one.tier.plan_load([(keys_of(1)[0], ((0, 1),))])
+        for rank in range(2):
+            one.tier.complete_load(rank, LoadResult(plan.plan_id, seconds=1.0 if rank == slow else 0.1))
+    assert one.tier.break_even.load_seconds(chunk) == pytest.approx(1.0)
+    for _ in range(5):
+        plan = one.tier.plan_load([(keys_of(1)[0], ((0, 1),))])
+        one.tier.complete_load(0, LoadResult(plan.plan_id, seconds=0.001))
+        one.tier.complete_load(1, LoadResult(plan.plan_id, (0,), errno.EIO))
+    assert one.tier.break_even.load_seconds(chunk) == pytest.approx(1.0), "one that failed says nothing"
 
 
 @pytest.mark.parametrize("write", ["always", "second_sight"])

@@ -65,6 +65,18 @@ class Choice:
     why: str
 
 
+@dataclass(slots=True)
+class _Load:
+    """A load on its way: of how many tokens, since when, and whether its request waits beside the steps."""
+
+    tokens: int
+    begun: float
+    parked: bool
+    # Of the slowest rank so far.
+    seconds: float = 0.0
+    failed: bool = False
+
+
 class LoadChooser:
     """Decides on hits, by what loading and computing took so far, and keeps count of loads on their way.
 
@@ -79,8 +91,7 @@ class LoadChooser:
         self._rules = rules
         self._clock = clock
         self.counters = Counters()
-        # Tokens, when the load began, and whether it is beside the steps.
-        self._loading: dict[int, tuple[int, float, bool]] = {}
+        self._loading: dict[int, _Load] = {}
         # The load that has been the only one since it began.
         self._single: int | None = None
 
@@ -115,20 +126,27 @@ class LoadChooser:
         """Take note of a load that was ordered, and whether its request waits beside the steps."""
         self.counters.add("async_loads" if parked else "layerwise_loads")
         self._single = None if self._loading or not parked else plan_id
-        self._loading[plan_id] = tokens, self._clock(), parked
+        self._loading[plan_id] = _Load(tokens, self._clock(), parked)
 
-    def end(self, plan_id: int, seconds: float = 0.0) -> None:
-        """Take note that every rank has reported a load, and that it took so many seconds, 0 if it failed."""
+    def note_part(self, plan_id: int, seconds: float, *, failed: bool) -> None:
+        """Take note that a rank has reported its part of a load, which took so many seconds."""
+        load = self._loading.get(plan_id)
+        if load is not None:
+            load.seconds = max(load.seconds, seconds)
+            load.failed |= failed
+
+    def end(self, plan_id: int) -> None:
+        """Take note that every rank has reported a load."""
         load = self._loading.pop(plan_id, None)
-        if load is not None and seconds > 0.0 and plan_id == self._single:
+        if load is not None and load.seconds > 0.0 and not load.failed and plan_id == self._single:
             # Others, which reads go in turn with, would count as the server's delay.
-            self._break_even.note_wait(self._clock() - load[1] - seconds)
+            self._break_even.note_wait(self._clock() - load.begun - load.seconds)
 
     @property
     def parked(self) -> bool:
         """Whether loads beside the steps are on their way."""
         self._forget()
-        return any(parked for _, _, parked in self._loading.values())
+        return any(load.parked for load in self._loading.values())
 
     def _how(self, tokens: int, rest: int, others: int) -> tuple[bool, str]:
         if not self._rules.layerwise:
@@ -149,12 +167,12 @@ class LoadChooser:
 
     def _tokens_loading(self) -> int:
         self._forget()
-        return sum(tokens for tokens, _, _ in self._loading.values())
+        return sum(load.tokens for load in self._loading.values())
 
     def _forget(self) -> None:
         if self._loading:
             oldest = self._clock() - FORGET_SECONDS
-            for plan_id in [each for each, (_, begun, _) in self._loading.items() if begun < oldest]:
+            for plan_id in [each for each, load in self._loading.items() if load.begun < oldest]:
                 del self._loading[plan_id]
 
 

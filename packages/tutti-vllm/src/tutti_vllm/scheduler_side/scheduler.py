@@ -83,7 +83,7 @@ class SchedulerSide:
         self.exposed = ExposedLoads(hash_tokens)
         self._chooser = LoadChooser(engine.break_even, LoadRules() if rules is None else rules)
         self.meter = SchedulerMeter(engine, self._chooser.counters)
-        self._prefills = PrefillTimes(self._note_compute, note_rest=engine.break_even.note_rest)
+        self._prefills = PrefillTimes(self._note_compute, note_rest=self._note_rest)
         self._tracked = TrackedRequests(engine, self.meter, hash_tokens)
         self._chunks = StepChunks(engine, self._tracked, self.adapters, self._prefills)
         # Requests that the last step computed.
@@ -174,6 +174,11 @@ class SchedulerSide:
         self._engine.note_compute(tokens, seconds)
         if self.shared is not None:
             self.shared.tier.break_even.note_compute(tokens, seconds)
+
+    def _note_rest(self, context: int, seconds: float) -> None:
+        self._engine.break_even.note_rest(context, seconds)
+        if self.shared is not None:
+            self.shared.tier.break_even.note_rest(context, seconds)
 
     def _choose(self, tracked: Tracked, local_tokens: int, tokens: int) -> Choice:
         choice = tracked.choice
@@ -430,9 +435,10 @@ class SchedulerSide:
         tracked = self._tracked.get(self._loading.get(result.plan_id, ""))
         if tracked is not None and result.failed:
             tracked.loads = False
+        self._chooser.note_part(result.plan_id, result.seconds, failed=bool(result.failed))
         if self._engine.complete_load(result, rank):
             self._loading.pop(result.plan_id, None)
-            self._chooser.end(result.plan_id, 0.0 if result.failed else result.seconds)
+            self._chooser.end(result.plan_id)
 
     def _plan_stores(
         self,

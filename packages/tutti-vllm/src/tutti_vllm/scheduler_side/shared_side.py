@@ -146,7 +146,9 @@ class SharedSide:
         if not chunks or tokens <= hit:
             return hit, 0
         wanted = tokens if partial else tokens - hit
-        if not self.allows(request.request_id, wanted):
+        # Behind a hit of the local store the request waits, and computes a rest, in any case.
+        rest = 0 if wanted < tokens else request.num_tokens - local_tokens - tokens
+        if not self.allows(request.request_id, wanted, rest, held=local_tokens):
             return hit, 0
         return tokens - wanted, wanted
 
@@ -177,11 +179,14 @@ class SharedSide:
             self.counters.add("shared_lookup_timeouts")
         return seen.chunks
 
-    def allows(self, request_id: str, tokens: int) -> bool:
-        """Return whether so many tokens are to be loaded: faster than computing, and not too much at once."""
+    def allows(self, request_id: str, tokens: int, rest: int, *, held: int) -> bool:
+        """Return whether so many tokens are to be loaded: faster than computing, and not too much at once.
+
+        ``rest`` and ``held`` as ``LoadChooser.choose`` has them; ``rest`` is 0 if another load is waited for.
+        """
         asked = self._asked.setdefault(request_id, _Asked(self._clock()))
         if asked.choice is None or asked.choice.tokens != tokens:
-            asked.choice = self.chooser.choose(tokens, 0, 0)
+            asked.choice = self.chooser.choose(tokens, rest, 0, held=held)
             logger.debug("Tutti: %s, %d tokens of the shared store: %s", request_id, tokens, asked.choice.why)
         if not asked.choice.load:
             return False
@@ -253,6 +258,7 @@ class SharedSide:
     def take(self, rank: int, result: Result) -> bool:
         """Take one rank's report; return True for the last one of a load."""
         if isinstance(result, LoadResult):
+            self.chooser.note_part(result.plan_id, result.seconds, failed=bool(result.failed))
             if self.tier.complete_load(rank, result):
                 self._end(result.plan_id)
                 return True
