@@ -28,7 +28,6 @@ inline constexpr unsigned kCuHostRegisterDeviceMap = 2;
 inline constexpr unsigned kCuStreamWaitGeq = 0;
 inline constexpr int kCuCaptureRelaxed = 2;
 inline constexpr unsigned kCuEventDisableTiming = 2;
-inline constexpr int kCuDeviceCanWait64 = 92;  ///< of cuDeviceGetAttribute
 
 /// Functions of libcuda.so.1, named without their prefix.
 struct Cuda {
