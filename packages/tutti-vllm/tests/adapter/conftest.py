@@ -339,10 +339,16 @@ class Server:
                 self.step()
             else:
                 self._take_oldest()
-            for worker in self.workers if settled else ():
-                engine = worker.connector._worker._engine
-                assert engine is None or engine.wait_idle(deadline)
+            if settled:
+                self.settle()
         self.check_idle()
+
+    def settle(self):
+        """Wait until every transfer has ended; it is told with the next step."""
+        deadline = time.monotonic() + DEADLINE
+        for side in (worker.connector._worker for worker in self.workers):
+            for engine in (side._engine, side.shared and side.shared._engine):
+                assert engine is None or engine.wait_idle(deadline)
 
     def check_idle(self):
         # What a drive ends after its deadline is told with the next step, whenever that comes.
