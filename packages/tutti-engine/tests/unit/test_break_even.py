@@ -47,8 +47,8 @@ def test_what_a_step_takes_in_any_case_is_not_saved_by_a_load() -> None:
     for _ in range(3):
         even.note_compute(1000, 0.034)
         even.note_compute(8000, 0.207)
-        even.note_rest(1000, 0.019)
-        even.note_rest(8000, 0.024)
+        even.note_rest(40, 1000, 0.019)
+        even.note_rest(40, 8000, 0.024)
     assert even.should_load(960, 40), "5 ms and 19 ms"
     for _ in range(3):
         even.note_wait(0.016)
@@ -67,7 +67,7 @@ def test_costs_of_the_first_time_do_not_refuse_for_ever() -> None:
     even = measured(1e-6, 1e-5)
     for seconds in (0.5, 0.001, 0.001):
         even.note_wait(seconds)
-        even.note_rest(8000, seconds)
+        even.note_rest(40, 8000, seconds)
     assert even.should_load(7900, 100).why.startswith(
         "load: 7900 tokens and 100 after them: load 7.9 ms, wait 1 ms, compute the rest 1 ms"
     )
@@ -76,10 +76,22 @@ def test_costs_of_the_first_time_do_not_refuse_for_ever() -> None:
 def test_what_is_left_behind_a_long_prompt_takes_longer() -> None:
     even = measured(1e-6, 1e-5)
     for _ in range(3):
-        even.note_rest(1000, 0.019)
-        even.note_rest(64000, 0.056)
+        even.note_rest(40, 1000, 0.019)
+        even.note_rest(40, 64000, 0.056)
     assert "the rest 56 ms" in even.should_load(50000, 40, context=60000).why
     assert "the rest 19 ms" in even.should_load(960, 40).why
+
+
+def test_what_many_tokens_take_behind_a_long_prompt_is_not_taken_for_what_few_do() -> None:
+    """A server's memory has the most of a prompt; what went from its end is in the store, or new."""
+    even = measured(1e-6, 2.5e-5)
+    for _ in range(5):
+        even.note_rest(8000, 108000, 0.55)
+    decision = even.should_load(8000, 40, context=108040)
+    assert decision.load and "compute the rest 1 ms; compute all 550 ms" in decision.why
+    for _ in range(5):
+        even.note_rest(40, 108040, 0.6)
+    assert not even.should_load(8000, 40, context=108040), "nothing is saved"
 
 
 def test_short_prompts_are_not_judged_by_what_long_ones_take_a_token() -> None:
@@ -97,8 +109,8 @@ def test_steps_of_a_few_tokens_do_not_teach_what_a_token_takes() -> None:
     even = BreakEven()
     for _ in range(5):
         even.note_load(960, 0.005)
-        even.note_rest(1000, 0.019)
-        even.note_rest(64000, 0.056)
+        even.note_rest(40, 1000, 0.019)
+        even.note_rest(40, 64000, 0.056)
     assert even.should_load(960, 40).why == "load: too few measurements of compute yet (0 of 3)"
 
 
@@ -165,9 +177,11 @@ def test_refusals_do_not_last_for_ever_without_a_measurement() -> None:
 
 def test_hits_of_one_size_are_tried_again_although_those_of_another_are_loaded() -> None:
     """What those of the one size take says nothing of the other."""
-    even = measured(1e-6, 1e-5, probe_every=4)
+    even = BreakEven(probe_every=4)
     for _ in range(3):
-        even.note_rest(60000, 30.0)
+        even.note_load(960, 0.005)
+        even.note_compute(1000, 0.034)
+        even.note_compute(60000, 0.1)
     answers = []
     for _ in range(8):
         answers.append(bool(even.should_load(59900, 100)))
@@ -196,7 +210,7 @@ def test_bad_first_measurements_of_one_size_are_forgotten_while_others_are_loade
     """A server whose first long hits were slow, for whatever reason, and whose short ones are fine."""
     even = measured(1e-6, 1e-4)
     bad = {
-        "rest": lambda: even.note_rest(50000, 600.0),
+        "rest": lambda: even.note_rest(40, 50000, 600.0),
         "load": lambda: even.note_load(40000, 600.0),
         "compute the rest": lambda: even.note_compute(10000, 600.0),
     }[what]
@@ -207,14 +221,14 @@ def test_bad_first_measurements_of_one_size_are_forgotten_while_others_are_loade
     for _ in range(600):
         if even.should_load(960, 40):
             even.note_load(960, 960e-6)
-            even.note_rest(1000, 0.001)
+            even.note_rest(40, 1000, 0.001)
         last.append(bool(even.should_load(40000, rest, context=50000)))
         if not last[-1]:
             even.note_compute(40000 + rest, 1e-4 * (40000 + rest))
             continue
         even.note_load(40000, 0.04)
         if rest < 1000:
-            even.note_rest(50000, 0.002)
+            even.note_rest(40, 50000, 0.002)
         else:
             even.note_compute(rest, 1e-4 * rest)
     assert all(last[-100:])
@@ -223,10 +237,10 @@ def test_bad_first_measurements_of_one_size_are_forgotten_while_others_are_loade
 def test_a_short_prompt_is_not_refused_for_what_a_step_behind_a_long_one_takes() -> None:
     even = measured(1e-6, 1e-5)
     for _ in range(3):
-        even.note_rest(64000, 0.5)
+        even.note_rest(40, 64000, 0.5)
     assert even.should_load(960, 40).why.endswith("compute the rest 0.4 ms; compute all 10 ms")
     for _ in range(3):
-        even.note_rest(2000, 0.004)
+        even.note_rest(40, 2000, 0.004)
     assert "the rest 4 ms" in even.should_load(30000, 40).why, "no less than behind a shorter one"
 
 

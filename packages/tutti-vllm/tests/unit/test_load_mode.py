@@ -182,8 +182,8 @@ def test_prefills_are_timed_until_the_first_new_token_is_known():
 def test_a_few_tokens_behind_many_take_the_time_of_a_step():
     noted, rests, clock = [], [], Clock()
     times = PrefillTimes(lambda *what: noted.append(what), clock, note_rest=lambda *what: rests.append(what))
-    for computed in (960, 500, 1000):
+    for computed in (960, 500, 999, 1000):
         prefill = times.begin(computed, 1000)
         clock.now += 1
         times.end(prefill, 1001)
-    assert noted == [(500, 1.0)] and rests == [(1000, 1.0), (1000, 1.0)]
+    assert noted == [(500, 1.0)] and rests == [(40, 1000, 1.0), (1, 1000, 1.0)]

@@ -77,7 +77,7 @@ def test_what_a_request_waits_for_beside_the_load_counts(clock):
     """10 ms from the store, but the server takes 16 ms to look at it and 19 for the rest; 34 to compute."""
     side = SharedSide(Tier(), clock=clock)
     for _ in range(3):
-        side.tier.break_even.note_rest(1000, 0.019)
+        side.tier.break_even.note_rest(40, 1000, 0.019)
     for name in "abc":
         load(side, clock, name, 0.026, (0.01, False))
     assert side.beyond(Request("d"), KEYS, 0, 0) == (0, 0)
@@ -87,7 +87,7 @@ def test_what_a_request_waits_for_beside_the_load_counts(clock):
 def test_behind_a_load_from_the_drive_a_request_waits_in_any_case(clock):
     side = SharedSide(Tier(), clock=clock)
     for _ in range(3):
-        side.tier.break_even.note_rest(1000, 0.019)
+        side.tier.break_even.note_rest(40, 1000, 0.019)
         side.tier.break_even.note_wait(0.016)
     assert side.beyond(Request("a"), KEYS, 0, 128) == (128, 832)
 
@@ -99,7 +99,7 @@ def test_a_slow_rank_or_one_that_failed_is_not_taken_for_the_server_s_delay(cloc
     side = SharedSide(Tier(ranks=2), clock=clock)
     for name in "abcdef":
         load(side, clock, name, 0.501, *results)
-    assert side.tier.break_even._wait.predict(1) <= 0.0011
+    assert side.tier.break_even._wait.predict(()) <= 0.0011
 
 
 def test_prefills_of_a_few_tokens_teach_both_tiers(clock):

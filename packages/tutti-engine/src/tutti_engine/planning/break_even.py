@@ -12,7 +12,10 @@ import math
 import statistics
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import le
+from typing import TypeVar
 
 from tutti_engine.counters import Counters
 
@@ -36,6 +39,9 @@ _RECENT = 9
 
 _BELIEVABLE = 1e9
 """Tokens or seconds that one measurement may have: sums of squares then stay far from what a float holds."""
+
+
+S = TypeVar("S")
 
 
 class TimeModel:
@@ -143,20 +149,20 @@ class SizedTimes:
 
 
 class RecentTimes:
-    """Medians of what was measured last, for each power of two of a size that times grow with.
+    """Medians of what was measured last, for each power of two of sizes that times grow with.
 
     What goes up with these times are refusals, and what is refused is measured no more: one that held a cost
-    of the first time must not stand for all, nor what a large size takes for a small one.
+    of the first time must not stand for all, nor what large sizes take for small ones.
     """
 
     def __init__(self) -> None:
-        self._near: dict[int, deque[float]] = {}
+        self._near: dict[tuple[int, ...], deque[float]] = {}
 
-    def note(self, size: float, seconds: float) -> bool:
+    def note(self, sizes: tuple[float, ...], seconds: float) -> bool:
         """As ``TimeModel.note``."""
-        if not (0 < size <= _BELIEVABLE and 0 < seconds <= _BELIEVABLE):
+        if not all(0 < number <= _BELIEVABLE for number in (*sizes, seconds)):
             return False
-        self._near.setdefault(math.frexp(size)[1], deque(maxlen=_RECENT)).append(seconds)
+        self._near.setdefault(_places(sizes), deque(maxlen=_RECENT)).append(seconds)
         return True
 
     @property
@@ -164,11 +170,19 @@ class RecentTimes:
         """Measurements that are remembered, of all sizes."""
         return sum(map(len, self._near.values()))
 
-    def predict(self, size: float) -> float:
-        """Return the least that is expected, in seconds: 0 where too little was measured up to this size."""
-        place = math.frexp(size)[1]
-        known = [near for near, times in self._near.items() if near <= place and len(times) >= _ENOUGH]
-        return statistics.median(self._near[max(known)]) if known else 0.0
+    def predict(self, sizes: tuple[float, ...]) -> float:
+        """Return the least expected seconds, 0 where too little was measured up to these sizes."""
+        places = _places(sizes)
+        known = {near: times for near, times in self._near.items() if len(times) >= _ENOUGH}
+        if places in known:
+            return statistics.median(known[places])
+        below = (times for near, times in known.items() if all(map(le, near, places)))
+        return max(map(statistics.median, below), default=0.0)
+
+
+def _places(sizes: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the powers of two that sizes are near to."""
+    return tuple(math.frexp(size)[1] for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +248,23 @@ class BreakEven:
 
     def note_load(self, tokens: int, seconds: float) -> None:
         """Take the duration of a load that succeeded."""
-        self._note(self._load, tokens, seconds)
+        self._note(self._load.note, tokens, seconds)
 
     def note_compute(self, tokens: int, seconds: float) -> None:
         """Take the duration of a prefill of so many tokens, as a request had to wait for it."""
-        self._note(self._compute, tokens, seconds)
+        self._note(self._compute.note, tokens, seconds)
 
-    def note_rest(self, context: int, seconds: float) -> None:
+    def note_rest(self, tokens: int, context: int, seconds: float) -> None:
         """Take the duration of a prefill of a few tokens behind others that were there, ``context`` in all.
 
         What such a step takes says nothing of what a token takes.
         """
-        self._note(self._rest, context, seconds)
+        self._note(self._rest.note, (tokens, context), seconds)
 
     def note_wait(self, seconds: float) -> None:
         """Take what a request waited for a load beside the steps beyond what the load itself took."""
         # A load may end right before the server looks: that is a measurement, too.
-        self._note(self._wait, 1, max(seconds, 1e-6))
+        self._note(self._wait.note, (), max(seconds, 1e-6))
 
     def should_load(
         self, tokens: int, rest: int = 0, *, context: int | None = None, beside: bool = True
@@ -285,9 +299,9 @@ class BreakEven:
         with self._lock:
             return f"load: {_rate(self._load)}; compute: {_rate(self._compute.overall)}"
 
-    def _note(self, model: TimeModel | SizedTimes | RecentTimes, tokens: int, seconds: float) -> None:
+    def _note(self, note: Callable[[S, float], bool], size: S, seconds: float) -> None:
         with self._lock:
-            taken = model.note(tokens, seconds)
+            taken = note(size, seconds)
         if not taken:
             self.counters.add("break_even_ignored")
 
@@ -298,9 +312,9 @@ class BreakEven:
                 return Decision(
                     True, f"load: too few measurements of {name} yet ({model.samples} of {_ENOUGH})"
                 )
-        load, compute = self._load.predict(tokens), self._compute.predict(tokens + rest)
-        after = self._after(rest, context)
-        wait = self._wait.predict(1) if beside and rest else 0.0
+        load, compute = self._load.predict(tokens), self._computing(tokens + rest, context)
+        after = self._computing(rest, context) if rest else 0.0
+        wait = self._wait.predict(()) if beside and rest else 0.0
         whole = load + wait + after if beside else max(load, after)
         numbers = f"{tokens} tokens: load {_ms(load)}, compute {_ms(compute)}"
         if rest:
@@ -328,12 +342,10 @@ class BreakEven:
         self._refused_in_a_row = self._refused_alike[alike] = 0
         return True
 
-    def _after(self, rest: int, context: int) -> float:
-        """Return what computing the rest takes: no less than a step of a few tokens behind as many others."""
-        if not rest:
-            return 0.0
-        # A line through long prompts alone says nothing of a few tokens.
-        return max(self._rest.predict(context), self._compute.predict(rest))
+    def _computing(self, tokens: int, context: int) -> float:
+        """Return what computing tokens takes: no less than a step of as few behind as many others."""
+        # A line through whole prompts says nothing of a few tokens, nor of what they look back on.
+        return max(self._rest.predict((tokens, context)), self._compute.predict(tokens))
 
 
 def _ms(seconds: float) -> str:

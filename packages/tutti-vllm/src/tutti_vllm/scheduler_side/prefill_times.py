@@ -35,9 +35,9 @@ class PrefillTimes:
         note: Callable[[int, float], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        note_rest: Callable[[int, float], None] = lambda context, seconds: None,
+        note_rest: Callable[[int, int, float], None] = lambda tokens, context, seconds: None,
     ) -> None:
-        """``note`` is told tokens and seconds; ``note_rest`` a prompt's length where few were computed."""
+        """``note`` is told tokens and seconds; ``note_rest``, of few tokens, the prompt's length as well."""
         self._note = note
         self._note_rest = note_rest
         self._clock = clock
@@ -51,8 +51,8 @@ class PrefillTimes:
         if tokens <= prefill.last:
             return False
         count, seconds = prefill.last - prefill.first, self._clock() - prefill.began
-        if count * SMALL_REST < prefill.last:
-            self._note_rest(prefill.last, seconds)
+        if 0 < count * SMALL_REST < prefill.last:
+            self._note_rest(count, prefill.last, seconds)
         elif count > 0:
             self._note(count, seconds)
         return True

@@ -175,10 +175,10 @@ class SchedulerSide:
         if self.shared is not None:
             self.shared.tier.break_even.note_compute(tokens, seconds)
 
-    def _note_rest(self, context: int, seconds: float) -> None:
-        self._engine.break_even.note_rest(context, seconds)
+    def _note_rest(self, tokens: int, context: int, seconds: float) -> None:
+        self._engine.break_even.note_rest(tokens, context, seconds)
         if self.shared is not None:
-            self.shared.tier.break_even.note_rest(context, seconds)
+            self.shared.tier.break_even.note_rest(tokens, context, seconds)
 
     def _choose(self, tracked: Tracked, local_tokens: int, tokens: int) -> Choice:
         choice = tracked.choice
