@@ -157,12 +157,18 @@ class RecentTimes:
 
     def __init__(self) -> None:
         self._near: dict[tuple[int, ...], deque[float]] = {}
+        # Where enough was measured.
+        self._medians: dict[tuple[int, ...], float] = {}
 
     def note(self, sizes: tuple[float, ...], seconds: float) -> bool:
         """As ``TimeModel.note``."""
         if not all(0 < number <= _BELIEVABLE for number in (*sizes, seconds)):
             return False
-        self._near.setdefault(_places(sizes), deque(maxlen=_RECENT)).append(seconds)
+        places = _places(sizes)
+        times = self._near.setdefault(places, deque(maxlen=_RECENT))
+        times.append(seconds)
+        if len(times) >= _ENOUGH:
+            self._medians[places] = statistics.median(times)
         return True
 
     @property
@@ -173,11 +179,9 @@ class RecentTimes:
     def predict(self, sizes: tuple[float, ...]) -> float:
         """Return the least expected seconds, 0 where too little was measured up to these sizes."""
         places = _places(sizes)
-        known = {near: times for near, times in self._near.items() if len(times) >= _ENOUGH}
-        if places in known:
-            return statistics.median(known[places])
-        below = (times for near, times in known.items() if all(map(le, near, places)))
-        return max(map(statistics.median, below), default=0.0)
+        if places in self._medians:
+            return self._medians[places]
+        return max((time for near, time in self._medians.items() if all(map(le, near, places))), default=0.0)
 
 
 def _places(sizes: tuple[float, ...]) -> tuple[int, ...]:
