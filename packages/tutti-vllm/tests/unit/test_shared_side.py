@@ -92,6 +92,17 @@ def test_behind_a_load_from_the_drive_a_request_waits_in_any_case(clock):
     assert side.beyond(Request("a"), KEYS, 0, 128) == (128, 832)
 
 
+def test_what_lies_before_a_hit_counts_wherever_it_comes_from(clock):
+    """A few chunks take longer behind many than by themselves: 640 tokens are computed in 60 ms, not 22."""
+    side = SharedSide(Tier(), clock=clock)
+    for _ in range(3):
+        side.tier.break_even.note_rest(640, 20000, 0.06)
+    keys = [bytes([n // 256, n % 256]) for n in range(400)]
+    for name, local, hit in (("a", 64 * 300, 0), ("b", 0, 64 * 300)):
+        assert side.beyond(Request(name, 64 * 310 + 1), keys, local, hit)[1] == 640
+        assert "compute 60 ms" in side._asked[name].choice.why or "all 60 ms" in side._asked[name].choice.why
+
+
 @pytest.mark.parametrize(
     "results", [((0.01, False), (0.5, False)), ((0.5, False), (0.01, False)), ((0.01, True), (0.01, False))]
 )

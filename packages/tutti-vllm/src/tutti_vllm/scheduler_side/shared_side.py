@@ -148,7 +148,7 @@ class SharedSide:
         wanted = tokens if partial else tokens - hit
         # Behind a hit of the local store the request waits, and computes a rest, in any case.
         rest = 0 if wanted < tokens else request.num_tokens - local_tokens - tokens
-        if not self.allows(request.request_id, wanted, rest, held=local_tokens):
+        if not self.allows(request.request_id, wanted, rest, held=local_tokens + tokens - wanted):
             return hit, 0
         return tokens - wanted, wanted
 
