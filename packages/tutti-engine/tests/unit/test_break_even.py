@@ -74,7 +74,7 @@ def test_costs_of_the_first_time_do_not_refuse_for_ever() -> None:
 
 
 def test_what_is_left_behind_a_long_prompt_takes_longer() -> None:
-    even = measured(1e-6, 1e-5)
+    even = measured(1e-6, 1e-4)
     for _ in range(3):
         even.note_rest(40, 1000, 0.019)
         even.note_rest(40, 64000, 0.056)
@@ -92,6 +92,14 @@ def test_what_many_tokens_take_behind_a_long_prompt_is_not_taken_for_what_few_do
     for _ in range(5):
         even.note_rest(40, 108040, 0.6)
     assert not even.should_load(8000, 40, context=108040), "nothing is saved"
+
+
+def test_no_part_of_a_prompt_takes_longer_than_all_of_it() -> None:
+    """Whatever the first steps behind a long prompt had to wait for."""
+    even = measured(1e-5, 1e-5)
+    for _ in range(9):
+        even.note_rest(8000, 108000, 600.0)
+    assert "compute all 1.08e+03 ms" in even.should_load(8000, 40, context=108040).why
 
 
 def test_short_prompts_are_not_judged_by_what_long_ones_take_a_token() -> None:

@@ -347,9 +347,13 @@ class BreakEven:
         return True
 
     def _computing(self, tokens: int, context: int) -> float:
-        """Return what computing tokens takes: no less than a step of as few behind as many others."""
+        """Return what computing tokens takes.
+
+        That is no less than a step of as few behind as many others, and no more than computing those as well.
+        """
         # A line through whole prompts says nothing of a few tokens, nor of what they look back on.
-        return max(self._rest.predict((tokens, context)), self._compute.predict(tokens))
+        alone, everything = self._compute.predict(tokens), self._compute.predict(context)
+        return max(alone, min(everything, self._rest.predict((tokens, context))))
 
 
 def _ms(seconds: float) -> str:
