@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti_engine.planning.break_even import BreakEven, TimeModel
+from tutti_engine.planning.break_even import BreakEven
+from tutti_engine.planning.time_models import TimeModel
 
 
 def measured(load: float, compute: float, *, fixed: float = 0.0, **options: object) -> BreakEven:
