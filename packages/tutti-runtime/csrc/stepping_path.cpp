@@ -140,6 +140,7 @@ class SteppingPath final : public DataPath {
     }
     IoOp op = failed;
     op.upper_error = failed.status;
+    op.upper_done = failed.done;
     op.status = 0;
     op.done = 0;
     op.attempts = 0;
@@ -173,12 +174,21 @@ class SteppingPath final : public DataPath {
   /// The lower rung's word on an operation is final. That it could what the upper could not is the proof that
   /// it was not the file.
   void from_lower(std::span<const IoOp> ops) noexcept {
-    for (const IoOp& op : ops) {
-      if (op.upper_error != 0 && op.status == 0) {
-        strike(op.upper_error);
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].upper_error != 0 && ops[i].status == 0) {
+        strike(ops[i].upper_error);
+      }
+      // Both rungs began at the front: what the upper had moved is moved, however early the lower ended.
+      if (ops[i].status != 0 && ops[i].upper_done > ops[i].done) {
+        forward(ops.subspan(begin, i - begin));
+        begin = i + 1;
+        IoOp op = ops[i];
+        op.done = op.upper_done;
+        forward({&op, 1});
       }
     }
-    sink_->complete(ops);
+    forward(ops.subspan(begin));
   }
 
   void strike(std::int32_t error) noexcept {

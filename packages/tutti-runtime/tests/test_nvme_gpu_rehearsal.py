@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_kit import WITH_KERNELS, build, real_driver
+from cuda_kit import INCLUDE, WITH_KERNELS, build, real_driver
 from nvme_lab.machine import need_qemu
 
 from tutti_runtime import nvme_layers
@@ -23,6 +23,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("a real CUDA driver is here: the tests for a GPU run on it")
     if nvme_layers.missing_kernel():
         pytest.skip(nvme_layers.missing_kernel())
+    if not INCLUDE.is_dir():
+        pytest.skip("the library's headers, of which this driver is made, are not beside the tests")
     return build(tmp_path_factory.mktemp("kernels"), *WITH_KERNELS, sources=WITH_KERNELS)
 
 

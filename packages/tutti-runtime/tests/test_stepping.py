@@ -8,8 +8,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from runtime_kit import PAGE, Setup, child, faulty, make, pages, run
+from runtime_kit import PAGE, Setup, batch, child, faulty, make, pages, request, run
 
 import tutti_runtime as tr
 from tutti_runtime import _core
@@ -65,6 +66,30 @@ def test_a_success_between_errors_keeps_the_ring(auto: Setup, control: _core.Fau
     for _ in range(10):
         assert run(auto.runtime, rows).status.tolist() == [0]
     assert auto.runtime.caps()["data_path"] == "uring"
+
+
+def test_what_is_canceled_below_the_ring_has_moved_what_it_says_and_nothing_else(tmp_path: Path) -> None:
+    """The ring moves half of each item and fails; many are canceled while they wait for a thread."""
+    make("uring", "off", tmp_path).shutdown()  # skips where there is none
+    length, count = 4 * PAGE, 500
+    control = _core.FaultControl({"rules": [{"short": 2 * PAGE}]})
+    for _ in range(10):  # each time anew: after three of them the ring is not asked any more
+        auto = Setup("posix", "off", tmp_path, faulty("auto", control))
+        buffer, memory = auto.memory(count * length)
+        target = auto.target(count * length)
+        rows = batch(*[request(tr.READ, memory, i * length, target, i * length, length) for i in range(count)])
+        buffer.bytes[:] = 9  # the file holds zeros
+        handle = auto.runtime.submit(rows).handle
+        assert handle is not None
+        while buffer.bytes.all() and not auto.runtime.poll(handle):
+            pass
+        auto.runtime.cancel(handle)
+        done = auto.runtime.wait(handle, 30)
+        items = buffer.bytes.reshape(count, length)
+        for item in np.flatnonzero(done.status):
+            assert done.status[item] == errno.ECANCELED
+            assert (items[item, int(done.bytes[item]) :] == 9).all(), done.bytes[item]
+        assert auto.runtime.shutdown(30)
 
 
 def test_an_error_of_the_file_is_told_and_no_strike(auto: Setup, control: _core.FaultControl) -> None:

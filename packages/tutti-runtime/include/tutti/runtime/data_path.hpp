@@ -112,6 +112,7 @@ struct IoOp {
   std::uint32_t attempts = 0;    ///< retries without progress
   bool buffered_retry = false;   ///< O_DIRECT was refused once for this operation
   std::int32_t upper_error = 0;  ///< with which a better data path failed before this one was asked
+  std::uint64_t upper_done = 0;  ///< bytes that it had moved then
   std::uint64_t done = 0;        ///< bytes moved so far
   std::int32_t status = 0;       ///< set before completion: 0 or a positive errno
 };
