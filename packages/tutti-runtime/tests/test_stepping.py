@@ -77,7 +77,9 @@ def test_what_is_canceled_below_the_ring_has_moved_what_it_says_and_nothing_else
         auto = Setup("posix", "off", tmp_path, faulty("auto", control))
         buffer, memory = auto.memory(count * length)
         target = auto.target(count * length)
-        rows = batch(*[request(tr.READ, memory, i * length, target, i * length, length) for i in range(count)])
+        rows = batch(
+            *[request(tr.READ, memory, i * length, target, i * length, length) for i in range(count)]
+        )
         buffer.bytes[:] = 9  # the file holds zeros
         handle = auto.runtime.submit(rows).handle
         assert handle is not None
