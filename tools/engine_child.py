@@ -18,7 +18,7 @@ ENDINGS = ("load_chunks", "load_failed_chunks", "store_chunks", "store_failed_ch
 
 def settle(llm: Any) -> None:
     """Step an idle engine of this process while something is left, as one in a process of its own does."""
-    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    core: Any = getattr(llm.llm_engine.engine_core, "engine_core", None)
     while hasattr(core, "step_fn") and core.scheduler.has_requests():
         core.step_fn()
 
