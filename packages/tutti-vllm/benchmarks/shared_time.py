@@ -12,6 +12,7 @@ Three scheduler sides take turns with the same requests, one with a shared store
 ``table``            the part of such a hit that turns vLLM's block table into a plan, which a load from the
                      own drive has as well
 ``plain local``      all of a hit on the own drive without a shared store
+``in miss``, ...     of these kinds what is spent within the calls of the shared store's side alone
 ``nothing``          what the two sides without one differ by in a miss, and half the range between its
                      quartiles, ``noise``: what is smaller is not seen
 
@@ -48,7 +49,9 @@ GEOMETRY = Geometry(num_layers=32, block_tokens=BLOCK_TOKENS, blocks_per_chunk=4
 SIZES = (2048, 8192, 32768, 131072)
 LIMIT_US = 100.0
 STEP_TOKENS = 8192
-KINDS = ("miss", "local", "shared", "again", "table", "plain local", "nothing")
+PROMPTS = ("miss", "local", "shared")
+KINDS = (*PROMPTS, "again", "table", "plain local", "nothing", *(f"in {kind}" for kind in PROMPTS))
+CALLS = ("beyond", "plan_load", "patience", "wants", "note_candidates", "plan_stores", "take", "forget")
 SUM = bytes(8 * GEOMETRY.num_layers)
 
 
@@ -68,6 +71,32 @@ class Request(SimpleNamespace):
         )
 
 
+class Inside:
+    """Counts the time that is spent within some methods, the outermost of them."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+        self._is_inside = False
+
+    def watch(self, owner: Any, names: tuple[str, ...]) -> None:
+        """Count these methods of an object."""
+        for name in names:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return call(*args, **kwargs)
+            self._is_inside, began = True, time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.spent += time.thread_time() - began
+                self._is_inside = False
+
+        return timed
+
+
 class Side:
     """A scheduler's side, with a shared store or without."""
 
@@ -75,12 +104,16 @@ class Side:
         engine = TuttiEngine(GEOMETRY, chunk_ids=range(1 << 19))
         self.side = SchedulerSide(engine, None, hash_tokens=BLOCK_TOKENS)
         self.tier: SharedTier | None = None
+        self.inside = Inside()
         if pool is not None:
             # Nothing is written: of a write only the decision is measured.
             settings = SharedTierSettings(write="second_sight")
             self.tier = SharedTier(GEOMETRY, MemorySharedStore(pool), "ab" * 16, settings=settings)
             rules = SharedRules(lookup_seconds=60.0, lookup_asks=1 << 40, break_even=False)
-            self.side.use_shared(SharedSide(self.tier, rules))
+            shared = SharedSide(self.tier, rules)
+            self.inside.watch(shared, CALLS)
+            self.inside.watch(self.tier, ("look", "note_prompt"))
+            self.side.use_shared(shared)
 
     def learn(self, request: Request) -> None:
         """Have the thread bring its verdicts; they are of no request's time."""
@@ -94,13 +127,14 @@ class Side:
         """Take a request from its arrival to its orders; return seconds, and those of a further question."""
         table = ([*range(1, request.num_tokens // BLOCK_TOKENS + 2)],)
         side, clock = self.side, time.thread_time
+        self.inside.spent = 0.0
         began = clock()
         side.add_request(request)
         tokens, _ = side.promise(request, 0)
         assert tokens is not None
-        asked = clock()
+        asked, inside = clock(), self.inside.spent
         side.promise(request, 0)
-        again = clock() - asked
+        again, self.inside.spent = clock() - asked, inside
         if tokens:
             side.plan_load(request, table, tokens)
         spent = clock() - began - again
@@ -160,7 +194,7 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
     try:
         for number in range(rounds):
             told(f"{size} tokens, round {number + 1} of {rounds}")
-            for kind in ("miss", "local", "shared"):
+            for kind in PROMPTS:
                 turn = number % 3
                 sides = (*(plain, other, shared)[turn:], *(plain, other, shared)[:turn])
                 # For each side objects of its own: who comes first finds nothing of them in the caches.
@@ -175,6 +209,7 @@ def measure(size: int, rounds: int, told: Callable[[str], None]) -> dict[str, fl
                     times[side] = side.live(request, size if kind == "shared" else STEP_TOKENS)
                 difference = (times[shared][0] - times[plain][0], times[shared][1] - times[plain][1])
                 found[kind].append(1e6 * difference[0])
+                found[f"in {kind}"].append(1e6 * shared.inside.spent)
                 if kind == "miss":
                     found["nothing"].append(1e6 * (times[other][0] - times[plain][0]))
                 if kind == "local":

@@ -24,6 +24,13 @@ def test_it_measures_every_kind_of_prompt(tmp_path, monkeypatch, capsys):
         runpy.run_path(str(BENCHMARK), run_name="__main__")
     assert ended.value.code == 0
     found = json.loads(report.read_text())["microseconds"]["2048"]
-    assert set(found) == {"miss", "local", "shared", "again", "table", "plain local", "nothing", "noise"}
+    prompts = {"miss", "local", "shared"}
+    assert set(found) == prompts | {f"in {kind}" for kind in prompts} | {
+        "again",
+        "table",
+        "plain local",
+        "nothing",
+        "noise",
+    }
     assert found["plain local"] > 0
     assert "32 chunks" in capsys.readouterr().out
