@@ -7,10 +7,11 @@ import time
 import pytest
 from shared_rig import GEOMETRY, Clock, keys_of
 
-from tutti_engine import LoadResult
+from tutti_engine import CacheGroup, Geometry, LoadResult
 from tutti_engine.shared import tier as shared_tier
-from tutti_engine.shared.object_header import OBJECT_VERSION
-from tutti_engine.shared.tier import SharedTierSettings
+from tutti_engine.shared.object_header import OBJECT_VERSION, ObjectNames
+from tutti_engine.shared.tier import SharedTier, SharedTierSettings
+from tutti_engine.testing.shared_stores import MemoryPool, MemorySharedStore
 
 OTHER = "cd" * 16
 
@@ -364,3 +365,23 @@ def test_a_chunk_that_was_written_and_lost_is_written_again_and_memory_is_bounde
     assert one.load(keys[4:]).failed == (1,)
     one.tier.lookup.forget()
     assert 5 in one.tier.wants(keys) and 4 not in one.tier.wants(keys)
+
+
+def test_a_part_of_a_prompt_ends_where_its_window_is_there():
+    full, window = CacheGroup((0, 1), 16, 4096), CacheGroup((2,), 16, 4096, window=20)
+    geometry = Geometry(
+        num_layers=3, block_tokens=16, blocks_per_chunk=2, page_bytes=4096, groups=(full, window)
+    )
+    pool, keys = MemoryPool(), keys_of(4)
+    tier = SharedTier(geometry, MemorySharedStore(pool), "ab" * 16)
+    try:
+        for key, groups in zip(keys, ((0, 1), (0, 1), (0,))):
+            for group in groups:
+                pool.objects[ObjectNames("ab" * 16).name(0, group, key)] = b""
+        for start, hit in ((0, 2), (1, 1), (2, 0)):
+            deadline = time.monotonic() + 30
+            while not (seen := tier.look(keys, start)).decided:
+                assert time.monotonic() < deadline
+            assert seen.chunks == hit, start
+    finally:
+        tier.close()
